@@ -1,0 +1,167 @@
+"""The handler chain: how a message becomes a typed call and its result or error an answer.
+
+A handler takes a `Call` and returns the answer's bytes, or None when somebody else answers the caller.
+Guards, quotas, audit and metrics are handlers around handlers; the kernel does not know them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import orjson
+from pydantic import BaseModel, ValidationError
+
+from dsec.bus import subjects
+from dsec.bus.errors import DeadlineExceeded, DsecError, ForgedReply, InfraError, SpecError
+from dsec.bus.frames import unpack_data
+from dsec.bus.messages import Request
+from dsec.bus.transport import Bus, Received
+
+log = logging.getLogger(__name__)
+ModelT = TypeVar("ModelT", bound=BaseModel)
+RequestT = TypeVar("RequestT", bound=Request, contravariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request on its way through the chain."""
+
+    address: subjects.Address
+    subject: str
+    reply: str
+    data: bytes
+
+
+Handler = Callable[[Call], Awaitable[bytes | None]]
+Middleware = Callable[[Handler], Handler]
+
+
+class TypedHandler(Protocol[RequestT]):
+    def __call__(self, call: Call, request: RequestT, /) -> Awaitable[bytes | None]: ...
+
+
+def ok(value: BaseModel | dict[str, Any] | list[Any] | None = None) -> bytes:
+    """The answer `{"ok": value}`."""
+    body = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
+    return orjson.dumps({"ok": body})
+
+
+def failed(error: DsecError) -> bytes:
+    """The answer `{"error": …}`."""
+    return orjson.dumps({"error": error.body()})
+
+
+def result(answer: bytes) -> Any:
+    """What a JSON answer says. Raises the error that it carries."""
+    try:
+        body = orjson.loads(answer)
+        if "error" in body:
+            raise DsecError.from_body(body["error"])
+        return body["ok"]
+    except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+        raise InfraError(f"not an answer: {answer[:80]!r}") from error
+
+
+def decode(model: type[ModelT], data: bytes) -> ModelT:
+    """`data` as `model`. Raises SpecError naming the field."""
+    try:
+        return model.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise SpecError(f"{field or 'body'}: {first['msg']}", field=field or None) from None
+
+
+def in_time(request: Request, *, now: float | None = None) -> None:
+    """Raises DeadlineExceeded when the request came too late to be begun."""
+    late = (time.time() if now is None else now) * 1000 - request.deadline
+    if late > 0:
+        raise DeadlineExceeded(f"the deadline passed {late:.0f} ms ago; nothing was done", field="deadline")
+
+
+def typed(model: type[RequestT], handler: TypedHandler[RequestT], *, raw: bool = False) -> Handler:
+    """`handler` with the request decoded and its deadline checked; `raw`: only the header is JSON."""
+
+    async def handle(call: Call) -> bytes | None:
+        request = decode(model, unpack_data(call.data)[0] if raw else call.data)
+        in_time(request)
+        return await handler(call, request)
+
+    return handle
+
+
+def check_reply(reply: str, principal: str) -> None:
+    """Raises ForgedReply unless `reply` lies under the principal's own inbox (the confused deputy)."""
+    if reply and not reply.startswith(subjects.inbox(principal) + "."):
+        raise ForgedReply(f"reply subject {reply!r} is not under the caller's inbox", field="reply")
+
+
+def chain(handler: Handler, *around: Middleware) -> Handler:
+    """`handler` inside `around`, the first outermost."""
+    for middleware in reversed(around):
+        handler = middleware(handler)
+    return handler
+
+
+async def answer(handler: Handler, call: Call) -> bytes | None:
+    """The handler's answer, errors included. Only a DsecError's text reaches the caller."""
+    try:
+        return await handler(call)
+    except DsecError as error:
+        return failed(error)
+    except Exception:
+        log.exception("internal error in %s", call.subject)
+        return failed(InfraError("internal error of the platform; its log has the traceback"))
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    bus: Bus, subject: str, handler: Handler, *, queue: str = "", concurrency: int = 1024
+) -> AsyncIterator[None]:
+    """Answer tenants' requests on `subject` while the block runs, each in a task of its own.
+
+    A forged reply subject gets no answer at all: answering it would be the attack. On leaving, new requests
+    stop first and running ones are cancelled.
+    """
+    gate = asyncio.Semaphore(concurrency)
+    running: set[asyncio.Task[None]] = set()
+
+    async def one(message: Received) -> None:
+        async with gate:
+            call = _call(message)
+            if call is None:
+                return
+            reply = await answer(handler, call)
+            if reply is not None and call.reply:
+                with contextlib.suppress(InfraError):
+                    await bus.publish(call.reply, reply)
+
+    def receive(message: Received) -> None:
+        task = asyncio.create_task(one(message))
+        running.add(task)
+        task.add_done_callback(running.discard)
+
+    subscription = await bus.subscribe(subject, receive, queue)
+    try:
+        yield
+    finally:
+        await subscription.unsubscribe()
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+def _call(message: Received) -> Call | None:
+    try:
+        address = subjects.parse(message.subject)
+        check_reply(message.reply, address.principal)
+    except DsecError as error:
+        log.warning("refused %s: %s", message.subject, error)
+        return None
+    return Call(address, message.subject, message.reply, message.data)

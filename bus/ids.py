@@ -1,0 +1,65 @@
+"""Typed ids, safe as one subject token: `p-…`, `u-…` principal, `n-…`, `s-<node>-…`, `e-…` exec."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from typing import Annotated, Final
+
+from pydantic import StringConstraints
+
+from dsec.bus.errors import BadId
+
+_NAME = r"[a-z0-9](?:[a-z0-9_-]{0,46}[a-z0-9])?"
+_TAIL = r"[a-z0-9]{4,32}"
+PATTERNS: Final = {
+    "project": re.compile(rf"p-{_NAME}"),
+    "principal": re.compile(rf"u-{_NAME}"),
+    "node": re.compile(rf"n-{_NAME}"),
+    "sandbox": re.compile(rf"s-(?P<node>{_NAME})-{_TAIL}"),
+    "exec": re.compile(rf"e-{_TAIL}"),
+    "job": re.compile(rf"j-{_NAME}"),
+    "operation": re.compile(r"[A-Za-z0-9_-]{1,64}"),
+}
+
+OperationId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+"""An idempotency key, chosen by the caller; the same key returns the first answer for 24 h."""
+
+_ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz0123456789"
+
+
+def check(kind: str, value: str) -> str:
+    """`value`, if it is an id of `kind` (a key of `PATTERNS`). Raises BadId naming `kind`."""
+    if PATTERNS[kind].fullmatch(value) is None:
+        raise BadId(f"{value!r} is not a {kind} id", field=kind)
+    return value
+
+
+def tail(length: int = 16) -> str:
+    """Random tail of an id; 16 characters carry 82 bits."""
+    return "".join(secrets.choice(_ALPHABET) for _ in range(length))
+
+
+def new_operation() -> str:
+    """A fresh operation id."""
+    return tail(24)
+
+
+def sandbox_on(node: str) -> str:
+    """A fresh sandbox id that carries `node`."""
+    return f"s-{check('node', node)[2:]}-{tail()}"
+
+
+def node_of(sandbox: str) -> str:
+    """The node that a sandbox id carries. Raises BadId."""
+    match = PATTERNS["sandbox"].fullmatch(sandbox)
+    if match is None:
+        raise BadId(f"{sandbox!r} is not a sandbox id", field="sandbox")
+    return "n-" + match["node"]
+
+
+def exec_of(operation: str) -> str:
+    """The exec id of a start operation: the same operation always names the same exec."""
+
+    return "e-" + hashlib.blake2s(operation.encode(), digest_size=12).hexdigest()

@@ -1,0 +1,282 @@
+"""Bodies of requests, answers, records and events; internal ones ignore unknown fields, tell a version.
+
+Every request carries an operation id (`op`, the idempotency key) and an absolute `deadline` in unix
+milliseconds. An answer is `{"ok": …}` or `{"error": …}` as JSON, except where `frames` says otherwise.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dsec.bus.errors import Failure
+from dsec.bus.ids import OperationId
+from dsec.bus.spec import Limits, Spec
+
+VERSION = 1
+
+
+class Message(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+
+class Request(Message):
+    """Envelope of every request."""
+
+    v: int = VERSION
+    op: OperationId
+    deadline: int = Field(description="unix ms; later, the request is refused")
+
+
+class State(StrEnum):
+    PENDING = "pending"
+    STARTING = "starting"
+    RUNNING = "running"
+    PAUSED = "paused"
+    STOPPED = "stopped"
+    UNKNOWN = "unknown"
+    FAILED = "failed"
+    DESTROYED = "destroyed"
+
+
+class CreateSandbox(Request):
+    """sandbox.create. `spec` is parsed strictly by core (`spec.parse_spec`). `secrets` are environment values
+    that never reach a stored message."""
+
+    spec: dict[str, Any]
+    secrets: dict[str, str] = Field(default_factory=dict)
+
+
+class NodeCreate(Request):
+    """node.create: core's order. `excluded` lists nodes that vetoed it."""
+
+    project: str
+    principal: str
+    sandbox: str
+    spec: Spec
+    secrets: dict[str, str] = Field(default_factory=dict)
+    excluded: tuple[str, ...] = ()
+
+
+class Veto(Message):
+    """sched.veto: a node gives a create back, with the caller's reply subject."""
+
+    order: NodeCreate
+    reply: str
+    reason: str
+
+
+class Place(Message):
+    """sched.place: which node? Answered by `{"ok": {"node": …}}` or NoCapacity."""
+
+    backend: str
+    cpu: float | None = None
+    memory: int | None = None
+    excluded: tuple[str, ...] = ()
+
+
+class Record(Message):
+    """A sandbox in the registry, in answers and in events. Written by its node only."""
+
+    v: int = VERSION
+    sandbox: str
+    project: str
+    principal: str
+    node: str
+    epoch: int
+    state: State
+    spec: Spec
+    applied: Limits = Field(description="limits as applied by the backend")
+    created: int = Field(description="unix ms")
+    expires: int = Field(description="unix ms")
+    failure: Failure | None = None
+    reason: str = ""
+
+
+class ListSandboxes(Request):
+    """sandbox.list: the project's sandboxes, oldest first."""
+
+    state: State | None = None
+    job: str | None = None
+    limit: int = Field(1000, ge=1, le=1000)
+    after: str = Field("", description="continue after this sandbox id")
+
+
+class PackSandbox(Request):
+    """sandbox.pack: the writable layer as layer `name`; `paths`, absolute, keep only what lies under them."""
+
+    name: str
+    paths: tuple[str, ...] | None = None
+
+
+class RenewSandbox(Request):
+    """sandbox.renew: destroyed `ttl` seconds from now."""
+
+    ttl: float = Field(gt=0, le=7 * 86400)
+
+
+class Layer(Message):
+    """A layer in the catalog."""
+
+    name: str
+    digest: str = Field(description="sha256 of the EROFS file, hex")
+    size: int = Field(description="bytes of the EROFS file")
+    kind: Literal["base", "workspace", "toolkit", "pack"]
+
+
+class StartExec(Request):
+    """exec.start. The exec's id is `ids.exec_of(op)`: a repeated start finds the first one.
+
+    `stdin` is given whole (base64 of it in JSON), or kept open for exec.stdin when `stdin_open`.
+    `detach` answers as soon as the command is forked; the log then has everything.
+    `durable` answers only when the record is stored.
+    """
+
+    argv: tuple[str, ...] = Field(min_length=1)
+    cwd: str | None = None
+    env: dict[str, str] = Field(default_factory=dict)
+    user: str | None = None
+    timeout: float | None = Field(None, gt=0, description="seconds until the whole tree is killed")
+    stdin: str | None = Field(None, description="base64")
+    stdin_open: bool = False
+    log_bytes: int | None = Field(None, ge=1024)
+    detach: bool = False
+    durable: bool = False
+
+
+class Ended(StrEnum):
+    """How a command ended. What a command did is a result, not an error."""
+
+    EXIT = "exit"
+    SIGNAL = "signal"
+    TIMEOUT = "timeout"
+    OOM = "oom"
+    LOG_QUOTA = "log_quota"
+
+
+class ExecEnd(Message):
+    """How an exec ended; the metadata of an EXIT or INLINE frame."""
+
+    ended: Ended
+    code: int | None = Field(None, description="exit code, when ended is exit")
+    signal: int | None = Field(None, description="signal number, when it died of one")
+    wall_ms: float
+    cpu_ms: float
+    max_rss: int = Field(description="bytes")
+    truncated: bool = Field(default=False, description="output past the quota was not captured")
+    output_bytes: int = Field(description="bytes captured, both streams")
+
+
+class WriteStdin(Request):
+    """exec.stdin: `data` (base64) at `offset`; a repeated offset is dropped; `eof` closes it afterwards."""
+
+    offset: int = Field(ge=0)
+    data: str = ""
+    eof: bool = False
+
+
+class SignalExec(Request):
+    """exec.signal: to the command's leader, or (`tree`, SIGKILL only) to all its processes."""
+
+    signum: int = Field(ge=1, le=64)
+    tree: bool = False
+
+
+class GrantCredit(Request):
+    """exec.credit: the reader can take output up to this absolute offset; holds for `lease` seconds."""
+
+    offset: int = Field(ge=0)
+    lease: float = Field(10.0, gt=0, le=60)
+
+
+class FileRequest(Request):
+    """file.stat, file.list, file.remove: `path` is absolute inside the sandbox."""
+
+    path: str = Field(min_length=1, max_length=4095)
+    recursive: bool = False
+    after: str = Field("", description="file.list: continue after this name")
+
+
+class ReadFile(FileRequest):
+    """file.read: `length` bytes at `offset`; the answer is raw: `frames.pack_data`."""
+
+    offset: int = Field(0, ge=0)
+    length: int = Field(ge=1, le=512 * 1024)
+
+
+class WriteFile(FileRequest):
+    """file.write: header of a raw request (`frames.pack_data`). `truncate` starts the file anew; with
+    `directory` it makes a directory, with `target` a symbolic link; parents are made with mode 0755."""
+
+    offset: int = Field(0, ge=0)
+    mode: int = Field(0o644, ge=0, le=0o7777)
+    truncate: bool = False
+    directory: bool = False
+    target: str | None = None
+
+
+class FileInfo(Message):
+    """One entry of a file system; `mode` has the type bits, `mtime` is unix seconds."""
+
+    path: str
+    size: int
+    mode: int
+    mtime: float
+    uid: int = 0
+    gid: int = 0
+    target: str | None = None
+
+
+class FetchLog(Request):
+    """log.fetch: frames of `exec` from byte `offset` on, or from stream sequence `cursor` on.
+
+    The answer is raw (`frames.pack_data`): header FetchedLog, then `frames.pack_frames`.
+    """
+
+    sandbox: str
+    exec: str
+    offset: int = Field(0, ge=0)
+    cursor: int = Field(0, ge=0)
+    max_bytes: int = Field(512 * 1024, ge=1024, le=768 * 1024)
+
+
+class FetchedLog(Message):
+    cursor: int = Field(description="continue here")
+    more: bool = Field(description="stored frames follow; false at the present end of the log")
+
+
+class Heartbeat(Message):
+    """node.heartbeat, 1 Hz: totals only, never lists."""
+
+    v: int = VERSION
+    node: str
+    epoch: int
+    time: int = Field(description="unix ms of the node's clock")
+    backends: dict[str, list[str]] = Field(description="backend -> capabilities")
+    cpu: float = Field(description="cores")
+    memory: int = Field(description="bytes")
+    cpu_used: float = Field(description="cores promised to live sandboxes")
+    memory_used: int = Field(description="bytes promised to live sandboxes")
+    sandboxes: int
+    draining: bool = False
+
+
+class Event(Message):
+    """event.<what>: the record after the change."""
+
+    time: int
+    record: Record
+
+
+class Audit(Message):
+    """audit.<writer>.<op>.<p>: who did what to which thing and how it ended (`ok` or an error code)."""
+
+    time: int
+    op: str
+    principal: str
+    subject: str
+    target: str = ""
+    outcome: str
+    detail: str = ""

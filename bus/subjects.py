@@ -1,0 +1,147 @@
+"""Every subject, formatted and parsed here and nowhere else.
+
+`<noun>.<verb>.<project>.<principal>[.<node>[.<sandbox>[.<exec>]]]` for what a principal asks: the broker's
+permissions pin project and principal, so a receiver may believe them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from dsec.bus.errors import BadId
+from dsec.bus.ids import check, node_of
+
+_DEPTH_KINDS: Final = ("project", "principal", "node", "sandbox", "exec")
+
+# what a tenant may ask -> how many ids follow <noun>.<verb>
+TENANT_VERBS: Final[dict[tuple[str, str], int]] = {
+    ("sandbox", "create"): 2,  # sandbox.create.<p>.<u>
+    ("sandbox", "list"): 2,  # sandbox.list.<p>.<u>
+    **{
+        ("sandbox", verb): 4  # sandbox.stat.<p>.<u>.<n>.<s>
+        for verb in ("stat", "start", "stop", "destroy", "pause", "resume", "pack", "renew")
+    },
+    ("exec", "start"): 4,  # exec.start.<p>.<u>.<n>.<s>
+    **{
+        ("exec", verb): 5  # exec.stdin.<p>.<u>.<n>.<s>.<e>
+        for verb in ("stdin", "signal", "resize", "credit")
+    },
+    **{
+        ("file", verb): 4 for verb in ("read", "write", "list", "stat", "remove")
+    },  # file.read.<p>.<u>.<n>.<s>
+    ("log", "fetch"): 2,  # log.fetch.<p>.<u>
+}
+CORE_VERBS: Final = (("sandbox", "create"), ("sandbox", "list"))
+JOURNAL_VERBS: Final = (("log", "fetch"),)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A parsed request subject; ids beyond the verb's depth are empty."""
+
+    noun: str
+    verb: str
+    project: str
+    principal: str
+    node: str = ""
+    sandbox: str = ""
+    exec: str = ""
+
+
+def request(
+    noun: str, verb: str, project: str, principal: str, sandbox: str | None = None, exec_: str | None = None
+) -> str:
+    """The subject of a tenant's request; the node comes out of the sandbox id. Raises BadId."""
+    depth = TENANT_VERBS[noun, verb]
+    tokens = [noun, verb, check("project", project), check("principal", principal)]
+    if depth >= 4:
+        tokens += [node_of(sandbox or ""), check("sandbox", sandbox or "")]
+    if depth == 5:
+        tokens.append(check("exec", exec_ or ""))
+    return ".".join(tokens)
+
+
+def parse(subject: str) -> Address:
+    """The address in a tenant's request subject. Raises BadId for anything that is not in the table."""
+    noun, _, rest = subject.partition(".")
+    verb, _, rest = rest.partition(".")
+    depth = TENANT_VERBS.get((noun, verb))
+    ids = rest.split(".") if rest else []
+    if depth is None or len(ids) != depth:
+        raise BadId(f"{subject!r} is not a request subject", field="subject")
+    checked = [check(kind, value) for kind, value in zip(_DEPTH_KINDS, ids, strict=False)]
+    if depth >= 4 and node_of(checked[3]) != checked[2]:
+        raise BadId(f"{subject!r}: the sandbox does not lie on that node", field="sandbox")
+    return Address(noun, verb, *checked)
+
+
+def tenant_publish(project: str, principal: str) -> list[str]:
+    """Every subject pattern that a principal may publish to."""
+    who = f"{check('project', project)}.{check('principal', principal)}"
+    return [f"{noun}.{verb}.{who}" + ".*" * (depth - 2) for (noun, verb), depth in TENANT_VERBS.items()]
+
+
+def tenant_subscribe(project: str, principal: str) -> list[str]:
+    """Every subject pattern that a principal may subscribe to."""
+    return [f"exec.stream.{project}.>", f"event.*.{project}.>", inbox(principal) + ".>"]
+
+
+def node_requests(node: str) -> list[str]:
+    """What a node listens to from principals."""
+    return [f"{noun}.*.*.*.{check('node', node)}.>" for noun in ("sandbox", "exec", "file")]
+
+
+def served(noun: str, verb: str) -> str:
+    """What a control-plane service listens to: `sandbox.create.*.*`."""
+    return f"{noun}.{verb}" + ".*" * TENANT_VERBS[noun, verb]
+
+
+def inbox(owner: str) -> str:
+    """The private inbox prefix of a principal, node or service; replies must start with it and a dot."""
+    return f"_INBOX.{owner}"
+
+
+def exec_stream(project: str, sandbox: str, exec_: str) -> str:
+    """exec.stream.<p>.<n>.<s>.<e>: output frames of one exec."""
+    return f"exec.stream.{project}.{node_of(sandbox)}.{sandbox}.{exec_}"
+
+
+def event(what: str, project: str, sandbox: str) -> str:
+    """event.<what>.<p>.<n>.<s>: a state change."""
+    return f"event.{what}.{project}.{node_of(sandbox)}.{sandbox}"
+
+
+def audit(writer: str, op: str, project: str) -> str:
+    """audit.<writer>.<op>.<p>: a mutating call or a denial, append only."""
+    return f"audit.{writer}.{op}.{project}"
+
+
+def node_create(node: str) -> str:
+    """node.create.<n>: core asks a node; the node answers the caller itself."""
+    return f"node.create.{check('node', node)}"
+
+
+def node_heartbeat(node: str) -> str:
+    """node.heartbeat.<n>: 1 Hz, not stored."""
+    return f"node.heartbeat.{check('node', node)}"
+
+
+SCHED_PLACE: Final = "sched.place"
+SCHED_VETO: Final = "sched.veto"
+"""A node that vetoes a create gives it back to any core here (docs/adr/0004-veto.md)."""
+ALL_HEARTBEATS: Final = "node.heartbeat.*"
+
+STREAMS: Final = {"EXEC": ["exec.stream.>"], "EVENT": ["event.>"], "AUDIT": ["audit.>"]}
+REGISTRY_BUCKET: Final = "registry"
+OPS_BUCKET: Final = "ops"
+
+
+def registry_key(project: str, sandbox: str) -> str:
+    """`<project>.<node>.<sandbox>` in the registry bucket."""
+    return f"{project}.{node_of(sandbox)}.{sandbox}"
+
+
+def ops_key(project: str, operation: str) -> str:
+    """`<project>.<operation>` in the ops bucket."""
+    return f"{project}.{check('operation', operation)}"
