@@ -25,7 +25,7 @@ from dsec.bus.transport import Bus, Received
 
 log = logging.getLogger(__name__)
 ModelT = TypeVar("ModelT", bound=BaseModel)
-RequestT = TypeVar("RequestT", bound=Request, contravariant=True)
+RequestT_contra = TypeVar("RequestT_contra", bound=Request, contravariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ Handler = Callable[[Call], Awaitable[bytes | None]]
 Middleware = Callable[[Handler], Handler]
 
 
-class TypedHandler(Protocol[RequestT]):
-    def __call__(self, call: Call, request: RequestT, /) -> Awaitable[bytes | None]: ...
+class TypedHandler(Protocol[RequestT_contra]):
+    def __call__(self, call: Call, request: RequestT_contra, /) -> Awaitable[bytes | None]: ...
 
 
 def ok(value: BaseModel | dict[str, Any] | list[Any] | None = None) -> bytes:
@@ -85,7 +85,9 @@ def in_time(request: Request, *, now: float | None = None) -> None:
         raise DeadlineExceeded(f"the deadline passed {late:.0f} ms ago; nothing was done", field="deadline")
 
 
-def typed(model: type[RequestT], handler: TypedHandler[RequestT], *, raw: bool = False) -> Handler:
+def typed(
+    model: type[RequestT_contra], handler: TypedHandler[RequestT_contra], *, raw: bool = False
+) -> Handler:
     """`handler` with the request decoded and its deadline checked; `raw`: only the header is JSON."""
 
     async def handle(call: Call) -> bytes | None:

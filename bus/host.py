@@ -1,4 +1,4 @@
-"""The plugin host: finds plugins and drivers by entry point and runs them, each with an identity of its own."""
+"""The plugin host: finds plugins and drivers by entry point and runs each with an identity of its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dsec.bus.transport import Bus
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What the host hands to a plugin. `home` is the plugin's own directory; a node's parts have `node` set."""
+    """What the host hands to a plugin; `home` is its own directory, a node's parts have `node` set."""
 
     home: Path
     node: str = ""
