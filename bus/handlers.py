@@ -11,6 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -38,8 +39,12 @@ class Call:
     data: bytes
 
 
+AskedT = TypeVar("AskedT", Call, Received)
 Handler = Callable[[Call], Awaitable[bytes | None]]
+InternalHandler = Callable[[Received], Awaitable[bytes | None]]
 Middleware = Callable[[Handler], Handler]
+Refused = Callable[[Received, DsecError], None]
+"""Told of each message that got no answer because its subject or reply subject was refused."""
 
 
 class TypedHandler(Protocol[RequestT_contra]):
@@ -111,7 +116,7 @@ def chain(handler: Handler, *around: Middleware) -> Handler:
     return handler
 
 
-async def answer(handler: Handler, call: Call) -> bytes | None:
+async def answer(handler: Callable[[AskedT], Awaitable[bytes | None]], call: AskedT) -> bytes | None:
     """The handler's answer, errors included. Only a DsecError's text reaches the caller."""
     try:
         return await handler(call)
@@ -123,26 +128,24 @@ async def answer(handler: Handler, call: Call) -> bytes | None:
 
 
 @contextlib.asynccontextmanager
-async def serving(
-    bus: Bus, subject: str, handler: Handler, *, queue: str = "", concurrency: int = 1024
+async def receiving(
+    bus: Bus,
+    subject: str,
+    work: Callable[[Received], Awaitable[None]],
+    *,
+    queue: str = "",
+    concurrency: int = 1024,
 ) -> AsyncIterator[None]:
-    """Answer tenants' requests on `subject` while the block runs, each in a task of its own.
+    """Do `work` for each message of `subject` while the block runs, each in a task of its own.
 
-    A forged reply subject gets no answer at all: answering it would be the attack. On leaving, new requests
-    stop first and running ones are cancelled.
+    On leaving, new messages stop first and running work is cancelled.
     """
     gate = asyncio.Semaphore(concurrency)
     running: set[asyncio.Task[None]] = set()
 
     async def one(message: Received) -> None:
         async with gate:
-            call = _call(message)
-            if call is None:
-                return
-            reply = await answer(handler, call)
-            if reply is not None and call.reply:
-                with contextlib.suppress(InfraError):
-                    await bus.publish(call.reply, reply)
+            await work(message)
 
     def receive(message: Received) -> None:
         task = asyncio.create_task(one(message))
@@ -159,11 +162,55 @@ async def serving(
         await asyncio.gather(*running, return_exceptions=True)
 
 
-def _call(message: Received) -> Call | None:
-    try:
-        address = subjects.parse(message.subject)
-        check_reply(message.reply, address.principal)
-    except DsecError as error:
-        log.warning("refused %s: %s", message.subject, error)
-        return None
+def serving(
+    bus: Bus,
+    subject: str,
+    handler: Handler,
+    *,
+    queue: str = "",
+    concurrency: int = 1024,
+    refused: Refused | None = None,
+) -> AbstractAsyncContextManager[None]:
+    """Answer tenants' requests on `subject` while the block runs.
+
+    A forged reply subject gets no answer at all: answering it would be the attack. `refused` is told, so
+    that the denial can be audited.
+    """
+
+    async def one(message: Received) -> None:
+        try:
+            call = _call(message)
+        except DsecError as error:
+            log.warning("refused %s: %s", message.subject, error)
+            if refused is not None:
+                refused(message, error)
+            return
+        await _respond(bus, call.reply, await answer(handler, call))
+
+    return receiving(bus, subject, one, queue=queue, concurrency=concurrency)
+
+
+def serving_internal(
+    bus: Bus, subject: str, handler: InternalHandler, *, queue: str = "", concurrency: int = 1024
+) -> AbstractAsyncContextManager[None]:
+    """Answer requests of the platform's own parts (`sched.*`, `node.*`) while the block runs.
+
+    The broker lets nobody else publish there; the reply subject is the sender's own, or one it checked.
+    """
+
+    async def one(message: Received) -> None:
+        await _respond(bus, message.reply, await answer(handler, message))
+
+    return receiving(bus, subject, one, queue=queue, concurrency=concurrency)
+
+
+async def _respond(bus: Bus, reply: str, data: bytes | None) -> None:
+    if data is not None and reply:
+        with contextlib.suppress(InfraError):
+            await bus.publish(reply, data)
+
+
+def _call(message: Received) -> Call:
+    address = subjects.parse(message.subject)
+    check_reply(message.reply, address.principal)
     return Call(address, message.subject, message.reply, message.data)

@@ -69,9 +69,12 @@ class Veto(Message):
 
 
 class Place(Message):
-    """sched.place: which node? Answered by `{"ok": {"node": …}}` or NoCapacity."""
+    """sched.place: which node? Answered by `{"ok": {"node": …}}` or NoCapacity.
+
+    With `at`: whether that node is alive, full or not; answered by its name, or NodeLost."""
 
     backend: str
+    at: str | None = None
     cpu: float | None = None
     memory: int | None = None
     excluded: tuple[str, ...] = ()
@@ -102,6 +105,13 @@ class ListSandboxes(Request):
     job: str | None = None
     limit: int = Field(1000, ge=1, le=1000)
     after: str = Field("", description="continue after this sandbox id")
+
+
+class Sandboxes(Message):
+    """Answer of sandbox.list: a page; the next one is asked for `after` its last sandbox."""
+
+    sandboxes: list[Record]
+    more: bool
 
 
 class PackSandbox(Request):
