@@ -1,0 +1,64 @@
+"""The command `dsec`: one small module per command, each with `register(subparsers)`.
+
+`register` adds its parser and sets `handler`, a function (plain or async) from the parsed arguments to the exit
+code. Results go to standard output (`--json`: one JSON object a line), progress and errors to standard error;
+a typed error prints `error: code: message` and exits with 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import inspect
+import logging
+from typing import Final
+
+from dsec.bus.errors import DsecError
+from dsec.sdk.cli.output import fail
+
+COMMANDS: Final = (
+    "up",
+    "run",
+    "create",
+    "exec",
+    "ls",
+    "stat",
+    "logs",
+    "cp",
+    "rm",
+    "pack",
+    "image",
+    "principal",
+    "doctor",
+    "conformance",
+    "bench",
+)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line. Modules are loaded here, so that `import dsec` stays light."""
+    top = argparse.ArgumentParser(
+        prog="dsec", description="Sandboxes by the thousand for agent-training jobs."
+    )
+    subparsers = top.add_subparsers(required=True, metavar="command")
+    for name in COMMANDS:
+        importlib.import_module(f"dsec.sdk.cli.{name}").register(subparsers)
+    return top
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; the exit code."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    args = parser().parse_args(argv)
+    try:
+        outcome = args.handler(args)
+        return int((asyncio.run(_awaited(outcome)) if inspect.isawaitable(outcome) else outcome) or 0)
+    except DsecError as error:
+        return fail(error, as_json=getattr(args, "json", False))
+    except KeyboardInterrupt:
+        return 130
+
+
+async def _awaited(outcome: object) -> object:
+    return await outcome if inspect.isawaitable(outcome) else outcome
