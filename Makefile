@@ -1,0 +1,68 @@
+# Everything that a fresh Debian 12 needs, as root. Each target can be repeated; `make setup` says what it does.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PACKAGES := python3-venv gcc musl-tools crun bubblewrap erofs-utils mmdebstrap util-linux ca-certificates
+PROGRAMS := gcc musl-gcc crun bwrap mkfs.erofs mmdebstrap unshare
+export DSEC_CACHE ?= $(HOME)/.cache/opendsec
+
+.DEFAULT_GOAL := help
+.PHONY: help setup packages venv chronus base demo test test-fast check format bench dist clean
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: packages venv chronus base ## system packages, virtual environment, chronus, base image (cached)
+
+packages: ## Debian packages that are not there yet
+	@missing=; for program in $(PROGRAMS); do command -v $$program >/dev/null || missing=1; done; \
+	$(PYTHON) -c 'import ensurepip' 2>/dev/null || missing=1; \
+	if [ -n "$$missing" ]; then \
+	  echo "setup: installing $(PACKAGES)"; apt-get update -q && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $(PACKAGES); \
+	else echo "setup: system packages are there"; fi
+
+venv: $(VENV)/.installed ## virtual environment with opendsec, editable, and the development tools
+
+$(VENV)/.installed: pyproject.toml
+	@echo "setup: virtual environment in $(VENV)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --upgrade 'pip>=25.1'
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[all]' --group dev
+	@touch $@
+
+chronus: venv ## the agent inside, static, compiled once into the cache
+	@echo "setup: chronus is $$($(BIN)/python -m dsec.bus.chronus.build)"
+
+base: venv ## the base image, made once into the cache and verified at each use
+	@echo "setup: base image is $$($(BIN)/python -m dsec.plugins.images.base)"
+
+demo: setup ## the main job: rollouts of real software tasks on containers -> build/demo/report.json
+	$(BIN)/python -m examples.swe_rollouts --report build/demo/report.json
+
+test: setup ## all tests (needs root)
+	$(BIN)/python -m pytest
+
+test-fast: setup ## tests that need no node
+	$(BIN)/python -m pytest -m 'not node and not kill and not slow'
+
+check: venv ## ruff, mypy strict, codespell, project metadata
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/codespell
+	$(BIN)/validate-pyproject -q pyproject.toml
+
+format: venv ## rewrite the sources in house style
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup ## every benchmark of SPECIFICATION.md, one table each
+	for name in container exec stream; do $(BIN)/dsec bench $$name || exit 1; done
+
+dist: venv ## sdist -> wheel -> clean virtual environment -> every entry point loads
+	$(BIN)/python -m pytest tests/packaging -m ''
+
+clean: ## what was built in the checkout; the cache stays
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache

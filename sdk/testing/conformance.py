@@ -1,0 +1,34 @@
+"""All suites for one backend, as `dsec conformance --driver NAME` runs them."""
+
+from dsec.sdk.testing.execs import ExecSuite
+from dsec.sdk.testing.files import FileSuite
+from dsec.sdk.testing.isolation import IsolationSuite
+from dsec.sdk.testing.lifecycle import LifecycleSuite
+from dsec.sdk.testing.output import OutputSuite
+from dsec.sdk.testing.recovery import RecoverySuite, split
+
+__all__ = ["split"]
+
+
+class TestLifecycle(LifecycleSuite):
+    pass
+
+
+class TestExec(ExecSuite):
+    pass
+
+
+class TestOutput(OutputSuite):
+    pass
+
+
+class TestFiles(FileSuite):
+    pass
+
+
+class TestIsolation(IsolationSuite):
+    pass
+
+
+class TestRecovery(RecoverySuite):
+    pass

@@ -1,0 +1,79 @@
+"""pytest fixtures of the conformance suite; `-p dsec.sdk.testing.plugin`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from dsec.sdk import Client, Sandbox
+from dsec.sdk.testing import platform
+
+pytest.register_assert_rewrite(
+    *(
+        f"dsec.sdk.testing.{name}"
+        for name in ("execs", "files", "isolation", "lifecycle", "output", "recovery")
+    )
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("dsec")
+    group.addoption("--driver", default="container", help="backend under test")
+    group.addoption("--base-image", default=None, help="EROFS file, tar or directory of the base layer")
+
+
+@pytest.fixture(scope="session")
+def backend(request: pytest.FixtureRequest) -> str:
+    """The backend under test."""
+    return str(request.config.getoption("--driver"))
+
+
+@pytest.fixture(scope="session")
+def base_file(request: pytest.FixtureRequest) -> Path:
+    """The base layer of the tests: Debian with Python."""
+    given = request.config.getoption("--base-image")
+    return Path(given) if given else default_base()
+
+
+def default_base() -> Path:
+    """The base image that `make setup` keeps in the cache, found through the `dsec.images` entry point."""
+    from importlib.metadata import entry_points  # noqa: PLC0415 - only where a node is
+
+    (images,) = entry_points(group="dsec.images")
+    return Path(images.load().default_base())
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def home(tmp_path_factory: pytest.TempPathFactory, base_file: Path) -> Path:
+    """Home of a platform with the image `base` in its catalog."""
+    directory = tmp_path_factory.mktemp("home")
+    await add_base(directory, base_file)
+    return directory
+
+
+async def add_base(home: Path, base_file: Path) -> None:
+    """Import the base layer as `base` into the catalog of `home`'s node."""
+    await platform.command("image", "import", "--home", str(home), "--kind", "base", "base", str(base_file))
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def live(home: Path) -> AsyncIterator[platform.Part]:
+    """The whole platform, running."""
+    async with platform.running(home) as part:
+        yield part
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def client(live: platform.Part) -> AsyncIterator[Client]:
+    async with live.client() as connected:
+        yield connected
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def sandbox(client: Client, backend: str) -> AsyncIterator[Sandbox]:
+    """A fresh sandbox of the backend under test."""
+    async with client.sandbox(backend=backend, image="base") as fresh:
+        yield fresh

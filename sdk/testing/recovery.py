@@ -1,0 +1,122 @@
+"""Faults: the node's program or the broker killed in the middle of work. Nothing acknowledged is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from dsec.bus.errors import DsecError, Failure
+from dsec.bus.messages import Ended
+from dsec.sdk import Client, Sandbox
+from dsec.sdk.testing import platform, traces
+from dsec.sdk.testing.plugin import add_base
+
+COUNT = "i=0; while [ $i -lt {lines} ]; do echo line $i; i=$((i+1)); [ $((i % 500)) = 0 ] && sleep 0.05; done"
+
+
+class Split:
+    """A platform whose control plane and edge are processes of their own."""
+
+    def __init__(self, home: Path, control: platform.Part, edge: platform.Part) -> None:
+        self.home, self.control, self.edge = home, control, edge
+
+    async def restart_edge(self) -> None:
+        await self.edge.kill()
+        self.edge = await platform.spawn(self.home, only="edge")
+
+    async def kill_broker(self) -> None:
+        os.kill(int(self.control.ready["broker_pid"]), 9)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def split(tmp_path: Path, base_file: Path) -> AsyncIterator[Split]:
+    await add_base(tmp_path, base_file)
+    async with platform.running(tmp_path, only="control") as control:
+        parts = Split(tmp_path, control, await platform.spawn(tmp_path, only="edge"))
+        try:
+            yield parts
+        finally:
+            await parts.edge.stop()
+
+
+class RecoverySuite:
+    @pytest.mark.parametrize("victim", ["edge", "broker"])
+    async def test_running_commands_survive_a_kill_with_their_output_complete(
+        self, split: Split, backend: str, victim: str
+    ) -> None:
+        async with split.control.client() as client, client.sandbox(backend=backend, image="base") as sandbox:
+            running = [await sandbox.start(COUNT.format(lines=4000)) for _ in range(6)]
+            readers = [asyncio.create_task(one.wait()) for one in running]
+            await asyncio.sleep(0.15)
+            await (split.restart_edge() if victim == "edge" else split.kill_broker())
+            async with asyncio.timeout(60):
+                results = await asyncio.gather(*readers)
+            expected = "".join(f"line {i}\n" for i in range(4000))
+            assert [result.stdout == expected for result in results] == [True] * 6
+            assert {result.code for result in results} <= {0, 1}
+
+    @pytest.mark.parametrize("victim", ["edge", "broker"])
+    async def test_a_kill_among_creates_and_execs_loses_and_doubles_nothing(
+        self, split: Split, backend: str, victim: str
+    ) -> None:
+        async with split.control.client() as client:
+            workers = [asyncio.create_task(_work(client, backend, number)) for number in range(100)]
+            await asyncio.sleep(1.0)
+            await (split.restart_edge() if victim == "edge" else split.kill_broker())
+            async with asyncio.timeout(110):
+                outcomes = await asyncio.gather(*workers)
+            acknowledged = [outcome.id for outcome in outcomes if isinstance(outcome, Sandbox)]
+            failures = [outcome for outcome in outcomes if isinstance(outcome, DsecError)]
+            assert len(acknowledged) + len(failures) == 100
+            assert all(error.failure is Failure.INFRA for error in failures)
+            listed = {record.sandbox async for record in client.list() if record.state == "running"}
+            assert len(set(acknowledged)) == len(acknowledged)
+            assert set(acknowledged) <= listed
+            await _no_duplicates(client, acknowledged, outcomes)
+            await asyncio.gather(*((await client.attach(name)).destroy() for name in listed))
+        for name in [*acknowledged, *listed]:
+            assert traces.of(name, split.home) == []
+        assert not [point for point in traces.mounts_under(split.home) if "/sandboxes/" in point]
+
+    async def test_a_dead_inside_is_told_as_the_sandboxes_own_fault(
+        self, client: Client, backend: str
+    ) -> None:
+        async with client.sandbox(backend=backend, image="base", limits={"memory": 64 << 20}) as sandbox:
+            bomb = "import os\nwhile True:\n  try: os.fork()\n  except OSError: x = bytearray(1 << 20)"
+            result = await sandbox.run(["python3", "-c", bomb], timeout=3)
+            assert result.ended in {Ended.OOM, Ended.TIMEOUT, Ended.SIGNAL, Ended.EXIT}
+            try:
+                assert (await sandbox.run(["true"])).ok
+            except DsecError as error:
+                assert error.failure is Failure.LIMIT  # noqa: PT017 - either outcome is right, infra is not
+
+
+async def _work(client: Client, backend: str, number: int) -> Sandbox | DsecError:
+    """One rollout: create by key, then append a line once and see exactly one."""
+    try:
+        sandbox = await client.create(backend=backend, image="base", key=f"kill-{number}")
+        for step in range(3):
+            result = await sandbox.run("echo x >> /steps; wc -l < /steps", key=f"kill-{number}-{step}")
+            assert result.stdout.strip() == str(step + 1)
+    except DsecError as error:
+        return error
+    return sandbox
+
+
+async def _no_duplicates(
+    client: Client, acknowledged: list[str], outcomes: list[Sandbox | DsecError]
+) -> None:
+    """The same keys name the same sandboxes."""
+    for number in (0, 50, 99):
+        outcome = outcomes[number]
+        if isinstance(outcome, Sandbox):
+            again = await client.create(
+                backend=outcome.record.spec.backend, image="base", key=f"kill-{number}"
+            )
+            assert again.id == outcome.id
+            assert again.id in acknowledged

@@ -1,0 +1,42 @@
+"""Who may import whom, and how large a file may be."""
+
+import ast
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCES = sorted(path for top in ("bus", "plugins", "sdk") for path in (ROOT / top).rglob("*.py"))
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_file_imports_only_what_its_folder_may(path: Path) -> None:
+    top, *rest = path.relative_to(ROOT).parts
+    names = imports(path)
+    if top == "bus":
+        assert not [name for name in names if name.startswith(("dsec.plugins", "dsec.sdk"))]
+    if top == "plugins":
+        assert not [name for name in names if name.startswith("dsec.sdk")]
+        others = {name.split(".")[2] for name in names if name.startswith("dsec.plugins.")}
+        assert others <= {rest[0]}
+    if top == "sdk":
+        assert not [name for name in names if name.startswith("dsec.plugins")]
+
+
+def test_no_file_is_over_500_lines() -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    code = [ROOT / name for name in listed.split() if name.endswith((".py", ".c", ".h"))]
+    assert {
+        path.name: n for path in code if path.exists() and (n := len(path.read_text().split("\n"))) > 501
+    } == {}
