@@ -1,0 +1,144 @@
+"""Reads of a stream without a consumer: JetStream's Direct Get, single and batched.
+
+A batch is one request and many answers on one inbox, the last of status 204; protocol: NATS ADR-31.
+A stream takes 1,000 consumers at most and each lingers, so no read path of the platform makes one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import orjson
+
+from dsec.bus import ids
+from dsec.bus.errors import BrokerDown, DeadlineExceeded, InfraError, NodeLost
+from dsec.bus.transport import Bus, Received
+
+TIMEOUT = 5.0
+"""Seconds without progress until a read is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A message as the stream keeps it."""
+
+    subject: str
+    sequence: int
+    data: bytes
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Messages in the order of the stream; `pending` matching ones follow the last of them."""
+
+    messages: list[Stored]
+    pending: int
+
+
+@dataclass(slots=True)
+class _Reading:
+    done: asyncio.Future[int]
+    messages: list[Stored] = field(default_factory=list)
+
+
+class DirectGet:
+    """Reads streams over one standing subscription. All methods raise BrokerDown, DeadlineExceeded."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._prefix = f"{bus.inbox}.get-{ids.tail(8)}."
+        self._readings: dict[str, _Reading] = {}
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def running(cls, bus: Bus) -> AsyncIterator[Self]:
+        self = cls(bus)
+        subscription = await bus.subscribe(self._prefix + "*", self._receive)
+        try:
+            yield self
+        finally:
+            await subscription.unsubscribe()
+
+    async def last(self, stream: str, subject: str) -> Stored | None:
+        """The newest message of `subject`, None if there is none."""
+        return await self._one(f"$JS.API.DIRECT.GET.{stream}.{subject}", b"")
+
+    async def next(self, stream: str, subject: str, sequence: int) -> Stored | None:
+        """The first message of `subject` (wildcards allowed) at `sequence` or later."""
+        body = orjson.dumps({"seq": max(1, sequence), "next_by_subj": subject})
+        return await self._one(f"$JS.API.DIRECT.GET.{stream}", body)
+
+    async def batch(self, stream: str, subject: str, sequence: int, *, count: int, max_bytes: int) -> Batch:
+        """Up to `count` messages of `subject` from `sequence` on; about `max_bytes` in all, at least one."""
+        body = {"seq": max(1, sequence), "next_by_subj": subject, "batch": count, "max_bytes": max_bytes}
+        token = ids.tail()
+        reading = _Reading(asyncio.get_running_loop().create_future())
+        self._readings[token] = reading
+        try:
+            await self._bus.publish(
+                f"$JS.API.DIRECT.GET.{stream}", orjson.dumps(body), reply=self._prefix + token
+            )
+            async with asyncio.timeout(TIMEOUT):
+                pending = await reading.done
+        except TimeoutError:
+            raise DeadlineExceeded(f"the broker did not finish a read of {stream}; read again") from None
+        finally:
+            del self._readings[token]
+        return Batch(reading.messages, pending)
+
+    async def _one(self, api: str, body: bytes) -> Stored | None:
+        answer = await ask(self._bus, api, body)
+        headers = answer.headers or {}
+        if "Status" in headers:
+            _refusal(headers)
+            return None
+        return _stored(answer, headers)
+
+    def _receive(self, message: Received) -> None:
+        reading = self._readings.get(message.subject[len(self._prefix) :])
+        if reading is None or reading.done.done():
+            return
+        headers = message.headers or {}
+        if "Status" not in headers:
+            reading.messages.append(_stored(message, headers))
+            return
+        try:
+            _refusal(headers)
+            reading.done.set_result(int(headers.get("Nats-Num-Pending", "0")))
+        except InfraError as error:
+            reading.done.set_exception(error)
+
+
+def _stored(message: Received, headers: Mapping[str, str]) -> Stored:
+    return Stored(headers["Nats-Subject"], int(headers["Nats-Sequence"]), message.data, headers)
+
+
+def _refusal(headers: Mapping[str, str]) -> None:
+    """Raises unless the status says "end of batch" (204) or "nothing found" (404)."""
+    status, why = headers["Status"], headers.get("Description", "")
+    if status == "503":
+        raise BrokerDown("JetStream does not answer: the stream is missing, or has no leader now")
+    if status not in {"204", "404"}:
+        raise InfraError(f"the broker refused a read: {status} {why}")
+
+
+async def ask(bus: Bus, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> Received:
+    """What JetStream answers. Raises BrokerDown when it does not, DeadlineExceeded."""
+    try:
+        return await bus.request(subject, data, timeout=TIMEOUT, headers=headers)
+    except NodeLost as error:
+        raise BrokerDown("JetStream does not answer: the stream is missing, or has no leader now") from error
+
+
+def answer_of(message: Received) -> dict[str, Any]:
+    """The JSON body of a JetStream API or publish answer. Raises InfraError when it is not one."""
+    try:
+        body = orjson.loads(message.data)
+    except orjson.JSONDecodeError as error:
+        raise InfraError(f"not an answer of JetStream: {message.data[:80]!r}") from error
+    return dict(body)

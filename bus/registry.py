@@ -1,0 +1,183 @@
+"""What the broker stores: its streams and buckets, and the read side of the registry.
+
+| stream | holds | kept |
+|---|---|---|
+| EXEC | output frames of execs, written by nodes | 24 h, or until the disk budget is full |
+| EVENT | state changes of sandboxes | 7 days |
+| AUDIT | mutating calls and denials; nothing can be deleted or purged | 90 days |
+| KV_registry | the record of each sandbox, written by its node | until its node ends it |
+| KV_ops | operation ids of creates | 24 h |
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+from nats.js.api import DiscardPolicy, StorageType, StreamConfig
+from nats.js.errors import APIError
+
+from dsec.bus import subjects
+from dsec.bus.directget import DirectGet, Stored
+from dsec.bus.errors import BrokerDown, DiskFull, GoneError, InfraError
+from dsec.bus.messages import ListSandboxes, Record, Sandboxes, State
+from dsec.bus.spec import GIB, MIB
+
+HOUR, DAY = 3600.0, 86400.0
+PAGE = 1000
+_IN_USE, _NO_STORAGE = 10058, 10047
+"""JetStream's error codes "name already in use with a different configuration", "insufficient storage"."""
+
+
+def exec_budget(home: Path) -> int:
+    """Bytes of EXEC: a quarter of the disk's free space, 20 GiB at most. Reserved when the stream is made."""
+    return max(64 * MIB, min(20 * GIB, shutil.disk_usage(home).free // 4))
+
+
+def streams(exec_bytes: int) -> list[StreamConfig]:
+    """The configuration of every stream and bucket."""
+    return [
+        _log("EXEC", max_age=DAY, max_bytes=exec_bytes, max_msgs_per_subject=1 << 17),
+        _log("EVENT", max_age=7 * DAY, max_bytes=exec_bytes // 16),
+        _log("AUDIT", max_age=90 * DAY, max_bytes=exec_bytes // 16, deny_delete=True, deny_purge=True),
+        _bucket(subjects.REGISTRY_BUCKET, max_age=0.0),
+        _bucket(subjects.OPS_BUCKET, max_age=DAY),
+    ]
+
+
+async def ensure(jetstream: JetStreamContext, exec_bytes: int = GIB) -> None:
+    """Make what is missing and leave the rest as it is; any number of parts may do so at once.
+
+    Raises DiskFull (the broker cannot reserve `exec_bytes`), BrokerDown, InfraError.
+    """
+    for config in streams(exec_bytes):
+        try:
+            await jetstream.add_stream(config)
+        except APIError as error:
+            _unless_in_use(error, config)
+        except NatsError as error:
+            raise BrokerDown.during(f"making stream {config.name}", error) from error
+
+
+class Registry:
+    """Records of sandboxes as their nodes wrote them. Reads raise BrokerDown, DeadlineExceeded."""
+
+    def __init__(self, reader: DirectGet) -> None:
+        self._reader = reader
+
+    async def get(self, project: str, sandbox: str) -> Record | None:
+        """The record, or None when the node never wrote one or has ended it."""
+        subject = _subject(subjects.registry_key(project, sandbox))
+        stored = await self._reader.last("KV_" + subjects.REGISTRY_BUCKET, subject)
+        return None if stored is None else _record(stored)
+
+    async def records(self, project: str) -> list[Record]:
+        """Every record of the project, in no particular order.
+
+        A record that changes meanwhile moves to the stream's end: it may come twice, and is never missed.
+        """
+        found: dict[str, Record | None] = {}
+        sequence = 0
+        while True:
+            batch = await self._reader.batch(
+                "KV_" + subjects.REGISTRY_BUCKET,
+                _subject(project) + ".>",
+                sequence,
+                count=PAGE,
+                max_bytes=4 * MIB,
+            )
+            found |= {stored.subject: _record(stored) for stored in batch.messages}
+            if not batch.pending or not batch.messages:
+                return [record for record in found.values() if record is not None]
+            sequence = batch.messages[-1].sequence + 1
+
+
+def page(records: Iterable[Record], query: ListSandboxes, *, max_bytes: int) -> Sandboxes:
+    """The part of `records` that `query` asks for, oldest first, in at most `max_bytes` of JSON.
+
+    Destroyed sandboxes show only when asked for. Raises GoneError when `query.after` is not there any more.
+    """
+    ordered = sorted(records, key=lambda record: (record.created, record.sandbox))
+    if query.after:
+        ordered = ordered[_position(ordered, query.after) + 1 :]
+    chosen: list[Record] = []
+    for record in filter(lambda record: _asked(record, query), ordered):
+        max_bytes -= len(record.model_dump_json())
+        if chosen and (max_bytes < 0 or len(chosen) == query.limit):
+            return Sandboxes(sandboxes=chosen, more=True)
+        chosen.append(record)
+    return Sandboxes(sandboxes=chosen, more=False)
+
+
+def _position(records: list[Record], sandbox: str) -> int:
+    for at, record in enumerate(records):
+        if record.sandbox == sandbox:
+            return at
+    raise GoneError(f"{sandbox} is gone: list again from the start", field="after")
+
+
+def _asked(record: Record, query: ListSandboxes) -> bool:
+    wanted = record.state is not State.DESTROYED if query.state is None else record.state is query.state
+    return wanted and query.job in {None, record.spec.job}
+
+
+def _log(
+    name: str,
+    *,
+    max_age: float,
+    max_bytes: int,
+    max_msgs_per_subject: int = -1,
+    deny_delete: bool = False,
+    deny_purge: bool = False,
+) -> StreamConfig:
+    return StreamConfig(
+        name=name,
+        subjects=subjects.STREAMS[name],
+        storage=StorageType.FILE,
+        discard=DiscardPolicy.OLD,
+        max_age=max_age,
+        max_bytes=max_bytes,
+        max_msgs_per_subject=max_msgs_per_subject,
+        allow_direct=True,
+        deny_delete=deny_delete,
+        deny_purge=deny_purge,
+        num_replicas=1,
+    )
+
+
+def _bucket(name: str, *, max_age: float) -> StreamConfig:
+    """A key-value bucket as NATS ADR-8 lays it out, of history 1, whose entries may carry `Nats-TTL`."""
+    return StreamConfig(
+        name="KV_" + name,
+        subjects=[f"$KV.{name}.>"],
+        storage=StorageType.FILE,
+        discard=DiscardPolicy.NEW,
+        max_age=max_age,
+        max_msgs_per_subject=1,
+        allow_rollup_hdrs=True,
+        allow_direct=True,
+        allow_msg_ttl=True,
+        deny_delete=True,
+        num_replicas=1,
+    )
+
+
+def _unless_in_use(error: APIError, config: StreamConfig) -> None:
+    if error.err_code == _NO_STORAGE:
+        raise DiskFull(
+            f"the broker cannot reserve {config.max_bytes} bytes for {config.name}: free some disk"
+        ) from error
+    if error.err_code != _IN_USE:
+        raise InfraError(f"the broker refused stream {config.name}: {error.description}") from error
+
+
+def _subject(key: str) -> str:
+    return f"$KV.{subjects.REGISTRY_BUCKET}.{key}"
+
+
+def _record(stored: Stored) -> Record | None:
+    """None for a deleted key (`KV-Operation`) and for a marker of one whose time ran out."""
+    return Record.model_validate_json(stored.data) if stored.data else None
