@@ -1,0 +1,136 @@
+"""The spool of one long command: output on its way from the pipe to the log, in a file on tmpfs.
+
+`splice(2)` moves bytes from the pipe into the file in one step, so the file's size is the exact count of
+bytes taken, whatever kills the node's process in between. A second file marks where the output changes
+between stdout, stderr and truncated: a mark is written before the bytes, and a later mark at the same offset
+replaces it. Ranges that are stored in the log are punched out; a restarted node opens the same files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from bisect import bisect_right
+from collections.abc import Iterator
+from pathlib import Path
+from struct import Struct
+from typing import Final, Self
+
+from dsec.bus.errors import DiskFull
+from dsec.bus.frames import Kind
+from dsec.plugins.edge.syscalls import punch
+
+_MARK: Final = Struct("=QB")
+_PAGE: Final = 4096
+_PUNCH_EVERY: Final = 256 * 1024
+
+
+@contextlib.contextmanager
+def _no_space() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            raise DiskFull("no memory for command output: the node's tmpfs is full") from error
+        raise
+
+
+class Spool:
+    """Open files of one spool; `taken` bytes were spliced in."""
+
+    def __init__(self, base: Path) -> None:
+        self._base = base
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        with _no_space():
+            self._file = os.open(base.with_suffix(".spool"), flags, 0o600)
+            self._marks_file = os.open(base.with_suffix(".marks"), flags | os.O_APPEND, 0o600)
+        self.taken = os.lseek(self._file, 0, os.SEEK_END)
+        self._offsets: list[int] = []
+        self._kinds: list[Kind] = []
+        self._punched = 0
+        for offset, kind in _MARK.iter_unpack(_whole_marks(self._marks_file)):
+            self._note(offset, Kind(kind))
+
+    @classmethod
+    def exists(cls, base: Path) -> bool:
+        """Whether a former process spooled here."""
+        return base.with_suffix(".spool").exists()
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the end of captured output was marked."""
+        return bool(self._kinds) and self._kinds[-1] is Kind.TRUNCATED
+
+    def take(self, kind: Kind, pipe: int, length: int) -> int:
+        """Move up to `length` bytes out of `pipe`; 0 at its end or when it is empty. Raises DiskFull."""
+        self._mark(kind)
+        with _no_space():
+            try:
+                moved = os.splice(pipe, self._file, length, offset_dst=self.taken)
+            except BlockingIOError:
+                return 0
+        self.taken += moved
+        return moved
+
+    def truncate(self) -> None:
+        """Mark that everything from here on is dropped; repeatable."""
+        self._mark(Kind.TRUNCATED)
+
+    def frame(self, offset: int, length: int) -> tuple[Kind, bytes]:
+        """Bytes at `offset`, at most `length`, of one kind only. At the end there are none."""
+        at = bisect_right(self._offsets, offset) - 1
+        end = self._offsets[at + 1] if at + 1 < len(self._offsets) else self.taken
+        return self._kinds[at], os.pread(self._file, min(length, end - offset), offset)
+
+    def forget(self, offset: int) -> None:
+        """Everything before `offset` is stored: give its memory back, now and then."""
+        page = offset - offset % _PAGE
+        if page - self._punched >= _PUNCH_EVERY:
+            punch(self._file, self._punched, page - self._punched)
+            self._punched = page
+            passed = max(0, bisect_right(self._offsets, page) - 1)
+            del self._offsets[:passed], self._kinds[:passed]
+
+    def close(self) -> None:
+        """Close; the files stay for a later process. Repeatable."""
+        for descriptor in (self._file, self._marks_file):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._file = self._marks_file = -1
+
+    def remove(self) -> None:
+        """Close and delete."""
+        self.close()
+        remove(self._base)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _mark(self, kind: Kind) -> None:
+        if self._kinds and self._kinds[-1] is kind:
+            return
+        with _no_space():
+            os.write(self._marks_file, _MARK.pack(self.taken, kind))
+        self._note(self.taken, kind)
+
+    def _note(self, offset: int, kind: Kind) -> None:
+        if self._offsets and self._offsets[-1] == offset:
+            self._kinds[-1] = kind
+        else:
+            self._offsets.append(offset)
+            self._kinds.append(kind)
+
+
+def remove(base: Path) -> None:
+    """Delete a spool that may be there."""
+    base.with_suffix(".spool").unlink(missing_ok=True)
+    base.with_suffix(".marks").unlink(missing_ok=True)
+
+
+def _whole_marks(descriptor: int) -> bytes:
+    data = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+    return data[: len(data) - len(data) % _MARK.size]

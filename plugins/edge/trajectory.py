@@ -1,0 +1,98 @@
+"""The trajectory of one sandbox: every exec in order, appended as lines of JSON.
+
+One write(2) per line and no sync: a line survives kill -9 of the node's process, not a power loss, which the
+commands do not survive either. A line torn by a full disk or a crash is ignored. The line's number of its
+exec is `log` in the exec's frames.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from dsec.bus.errors import DiskFull
+
+
+@dataclass(slots=True)
+class Entry:
+    """One exec; `ended` is empty while it runs. Times are unix seconds."""
+
+    log: int
+    exec: str
+    argv: list[str]
+    started: float
+    timeout: float | None
+    quota: int
+    detach: bool
+    ended: dict[str, Any] = field(default_factory=dict)
+
+
+class Trajectory:
+    """Open for appending. Raises DiskFull."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.entries = {entry.exec: entry for entry in _read(path)}
+        """The execs that a former process journalled; new ones are not added."""
+        self.next = 1 + max((entry.log for entry in self.entries.values()), default=0)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        if _torn(path):
+            os.write(self._file, b"\n")
+
+    def start(self, entry: Entry) -> None:
+        """Before the command is forked."""
+        self._append(
+            {
+                "log": entry.log,
+                "exec": entry.exec,
+                "argv": entry.argv,
+                "started": entry.started,
+                "timeout": entry.timeout,
+                "quota": entry.quota,
+                "detach": entry.detach,
+            }
+        )
+
+    def end(self, exec_: str, ended: bytes) -> None:
+        """After its last record is stored; `ended` is an ExecEnd as JSON."""
+        self._append({"exec": exec_, "ended": orjson.Fragment(ended)})
+
+    def close(self) -> None:
+        """Repeatable."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _append(self, line: dict[str, Any]) -> None:
+        if self._file < 0:
+            return
+        try:
+            os.write(self._file, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+        except OSError as error:
+            if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+                raise DiskFull("the node's disk is full: commands cannot be journalled") from error
+            raise
+
+
+def _read(path: Path) -> list[Entry]:
+    entries: dict[str, Entry] = {}
+    for raw in path.read_bytes().splitlines() if path.exists() else []:
+        try:
+            line = orjson.loads(raw)
+        except orjson.JSONDecodeError:
+            continue
+        if "ended" not in line:
+            entries[line["exec"]] = Entry(**line)
+        elif line["exec"] in entries:
+            entries[line["exec"]].ended = line["ended"]
+    return list(entries.values())
+
+
+def _torn(path: Path) -> bool:
+    data = path.read_bytes()
+    return bool(data) and not data.endswith(b"\n")
