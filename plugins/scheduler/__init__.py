@@ -1,0 +1,86 @@
+"""The scheduler: answers `sched.place` out of the nodes' heartbeats. Any number run in one queue group.
+
+A fresh one listens for a heartbeat period before it answers, so that it neither calls a living node dead nor
+gives everything to the first node it hears.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import AsyncIterator
+from typing import Final
+
+from dsec.bus import subjects
+from dsec.bus.errors import DsecError, NoCapacity, NodeLost
+from dsec.bus.handlers import decode, ok, serving_internal
+from dsec.bus.host import Context
+from dsec.bus.messages import Heartbeat, Place
+from dsec.bus.transport import Bus, Received
+from dsec.plugins.scheduler.placement import DEFAULT_ASK, Ask, choose
+from dsec.plugins.scheduler.view import View
+
+log = logging.getLogger(__name__)
+QUEUE: Final = "scheduler"
+LISTEN: Final = 1.2
+"""Seconds in which every living node has been heard (heartbeats come at 1 Hz)."""
+
+
+class Scheduler:
+    """Keeps the view and answers."""
+
+    def __init__(self) -> None:
+        self._view = View()
+        self._rng = random.Random()  # noqa: S311 - dice, not secrets
+        self._listened = asyncio.Event()
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def running(cls, bus: Bus, context: Context) -> AsyncIterator[None]:
+        scheduler = cls()
+        heartbeats = await bus.subscribe(subjects.ALL_HEARTBEATS, scheduler.heard)
+        timer = asyncio.get_running_loop().call_later(LISTEN, scheduler._listened.set)
+        try:
+            async with serving_internal(bus, subjects.SCHED_PLACE, scheduler.place, queue=QUEUE):
+                yield
+        finally:
+            timer.cancel()
+            await heartbeats.unsubscribe()
+
+    def heard(self, message: Received) -> None:
+        """A heartbeat; one that cannot be read is logged, its node then turns suspect."""
+        try:
+            heartbeat = decode(Heartbeat, message.data)
+        except DsecError as error:
+            log.warning("heartbeat on %s: %s", message.subject, error)
+            return
+        if subjects.node_heartbeat(heartbeat.node) == message.subject:
+            self._view.heard(heartbeat, time.monotonic(), int(time.time() * 1000))
+
+    async def place(self, message: Received) -> bytes:
+        """`{"node": …}` for a Place. Raises NoCapacity, or NodeLost when asked `at` a dead node."""
+        place = decode(Place, message.data)
+        await self._listened.wait()
+        node = self._choose(place) if place.at is None else self._at(place.at)
+        return ok({"node": node})
+
+    def _at(self, node: str) -> str:
+        if not self._view.alive(node, time.monotonic()):
+            raise NodeLost(f"{node} has not been heard of lately")
+        return node
+
+    def _choose(self, place: Place) -> str:
+        cpu, memory = DEFAULT_ASK
+        ask = Ask(place.backend, place.cpu or cpu, place.memory or memory, frozenset(place.excluded))
+        now = time.monotonic()
+        nodes = list(self._view.candidates(now))
+        node = choose(ask, nodes, self._rng)
+        if node is None:
+            raise NoCapacity(
+                f"none of {len(nodes)} nodes is healthy, has {ask.backend} and room; try again later"
+            )
+        self._view.placed(node, ask, now)
+        return node
