@@ -17,9 +17,10 @@ import orjson
 
 from dsec.bus import ids, subjects
 from dsec.bus.appender import Appender
+from dsec.bus.audit import Auditor
 from dsec.bus.claims import Claim, Claims
 from dsec.bus.directget import DirectGet
-from dsec.bus.errors import BadId, DsecError, GoneError, NoCapacity, NodeLost, Overloaded
+from dsec.bus.errors import GoneError, NoCapacity, NodeLost, Overloaded
 from dsec.bus.handlers import (
     Call,
     Handler,
@@ -35,7 +36,7 @@ from dsec.bus.handlers import (
     typed,
 )
 from dsec.bus.host import Context
-from dsec.bus.messages import Audit, CreateSandbox, ListSandboxes, NodeCreate, Place, Veto
+from dsec.bus.messages import CreateSandbox, ListSandboxes, NodeCreate, Place, Veto
 from dsec.bus.registry import Registry, page
 from dsec.bus.spec import Spec, parse_spec
 from dsec.bus.transport import Bus, Received
@@ -51,11 +52,11 @@ LIVENESS: Final = 3.0
 class Core:
     """Answers sandbox.create, sandbox.list and the nodes' vetoes."""
 
-    def __init__(self, bus: Bus, reader: DirectGet, appender: Appender) -> None:
+    def __init__(self, bus: Bus, reader: DirectGet, auditor: Auditor) -> None:
         self._bus = bus
         self._claims = Claims(bus, reader)
         self._registry = Registry(reader)
-        self._appender = appender
+        self._auditor = auditor
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -63,8 +64,9 @@ class Core:
         async with contextlib.AsyncExitStack() as stack:
             appender = await stack.enter_async_context(Appender.running(bus))
             reader = await stack.enter_async_context(DirectGet.running(bus))
-            core = cls(bus, reader, appender)
-            create = chain(typed(CreateSandbox, core.create), admission(MAX_CREATES), core.audited)
+            auditor = Auditor(appender, "core")
+            core = cls(bus, reader, auditor)
+            create = chain(typed(CreateSandbox, core.create), admission(MAX_CREATES), auditor.denials)
             for verb, handler in (("create", create), ("list", typed(ListSandboxes, core.list))):
                 await stack.enter_async_context(
                     serving(
@@ -73,7 +75,7 @@ class Core:
                         handler,
                         queue=QUEUE,
                         concurrency=2 * MAX_CREATES,
-                        refused=core.refused,
+                        refused=auditor.refused,
                     )
                 )
             await stack.enter_async_context(
@@ -98,7 +100,7 @@ class Core:
             secrets=request.secrets,
         )
         await self._forward(order, call.reply)
-        self._audit(call.address, call.subject, outcome="ok", target=claim.sandbox)
+        self._auditor.note(call.address, call.subject, outcome="ok", target=claim.sandbox)
 
     async def list(self, call: Call, request: ListSandboxes) -> bytes:
         """A page of the project's sandboxes."""
@@ -120,25 +122,6 @@ class Core:
             again = order.model_copy(update={"sandbox": claim.sandbox, "excluded": excluded})
             await self._forward(again, veto.reply)
         return ok({"node": ids.node_of(claim.sandbox)})
-
-    def audited(self, handler: Handler) -> Handler:
-        """Audit what `handler` refuses."""
-
-        async def handle(call: Call) -> bytes | None:
-            try:
-                return await handler(call)
-            except DsecError as error:
-                self._audit(call.address, call.subject, outcome=error.code, detail=error.message)
-                raise
-
-        return handle
-
-    def refused(self, message: Received, error: DsecError) -> None:
-        """Audit a request that gets no answer."""
-        with contextlib.suppress(BadId):  # not even a project to file it under
-            self._audit(
-                subjects.parse(message.subject), message.subject, outcome=error.code, detail=error.message
-            )
 
     async def _held(self, claim: Claim) -> bool:
         """Whether the claimed node can answer. Raises NodeLost when it died with the sandbox on it."""
@@ -173,20 +156,6 @@ class Core:
     async def _forward(self, order: NodeCreate, reply: str) -> None:
         subject = subjects.node_create(ids.node_of(order.sandbox))
         await self._bus.publish(subject, order.model_dump_json().encode(), reply)
-
-    def _audit(
-        self, who: subjects.Address, subject: str, *, outcome: str, target: str = "", detail: str = ""
-    ) -> None:
-        entry = Audit(
-            time=int(time.time() * 1000),
-            op=f"{who.noun}.{who.verb}",
-            principal=who.principal,
-            subject=subject,
-            target=target,
-            outcome=outcome,
-            detail=detail,
-        )
-        self._appender.put(subjects.audit("core", who.verb, who.project), entry.model_dump_json().encode())
 
 
 def digest(principal: str, spec: Spec) -> str:

@@ -7,19 +7,18 @@ project's exec looks like one that never was. Any number run in one queue group.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import AsyncIterator
 from typing import Final
 
 from dsec.bus import ids, subjects
 from dsec.bus.appender import Appender
+from dsec.bus.audit import Auditor
 from dsec.bus.directget import DirectGet
-from dsec.bus.errors import BadId, DsecError
 from dsec.bus.frames import pack_data, pack_frames
 from dsec.bus.handlers import Call, serving, typed
 from dsec.bus.host import Context
-from dsec.bus.messages import Audit, FetchedLog, FetchLog
-from dsec.bus.transport import Bus, Received
+from dsec.bus.messages import FetchedLog, FetchLog
+from dsec.bus.transport import Bus
 from dsec.plugins.journal.reading import read_page
 
 QUEUE: Final = "journal"
@@ -30,22 +29,21 @@ CONCURRENCY: Final = 64
 class Journal:
     """Answers log.fetch."""
 
-    def __init__(self, reader: DirectGet, appender: Appender) -> None:
+    def __init__(self, reader: DirectGet) -> None:
         self._reader = reader
-        self._appender = appender
 
     @classmethod
     @contextlib.asynccontextmanager
     async def running(cls, bus: Bus, context: Context) -> AsyncIterator[None]:
         async with Appender.running(bus) as appender, DirectGet.running(bus) as reader:
-            journal = cls(reader, appender)
+            journal, auditor = cls(reader), Auditor(appender, "journal")
             async with serving(
                 bus,
                 subjects.served("log", "fetch"),
-                typed(FetchLog, journal.fetch),
+                auditor.denials(typed(FetchLog, journal.fetch)),
                 queue=QUEUE,
                 concurrency=CONCURRENCY,
-                refused=journal.refused,
+                refused=auditor.refused,
             ):
                 yield
 
@@ -61,18 +59,3 @@ class Journal:
         )
         header = FetchedLog(cursor=page.cursor, more=page.more)
         return pack_data(header.model_dump_json().encode(), pack_frames(page.frames))
-
-    def refused(self, message: Received, error: DsecError) -> None:
-        """Audit a request that gets no answer."""
-        with contextlib.suppress(BadId):  # not even a project to file it under
-            who = subjects.parse(message.subject)
-            entry = Audit(
-                time=int(time.time() * 1000),
-                op="log.fetch",
-                principal=who.principal,
-                subject=message.subject,
-                outcome=error.code,
-                detail=error.message,
-            )
-            subject = subjects.audit("journal", "fetch", who.project)
-            self._appender.put(subject, entry.model_dump_json().encode())
