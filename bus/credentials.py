@@ -1,7 +1,7 @@
 """Who a connection is: a role, its ids and an nkey seed, kept in a file that only its owner may read.
 
-The seed never travels: the broker sends a nonce, the client signs it, and iam checks the signature against the
-public key that it enrolled (https://docs.nats.io/running-a-nats-service/configuration/securing_nats/auth_intro/nkey_auth).
+The seed never travels: the broker sends a nonce, the client signs it, and iam checks the signature against
+the public key that it enrolled (NATS documentation, "NKeys").
 """
 
 from __future__ import annotations

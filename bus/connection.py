@@ -1,0 +1,177 @@
+"""nats-py's client with the parts replaced that lose messages, hang, or cost too much.
+
+Kept: protocol parsing, authentication, reconnecting, JetStream. What differs from nats-py 2.16:
+
+- A message goes straight to a plain callback; nats-py passes it through a queue and a task per subscription.
+- Commands are collected for one turn of the event loop and written at once, without a future each; a
+  publisher waits while more than `PENDING` bytes are unsent, so that no large buffer sits ahead of replies.
+- What is unsent when the connection breaks is dropped, never delivered later.
+- An error line of the broker does not close the client for good; the broker closes what it will not serve.
+- A cancelled `flush` does not end the read loop (nats-py sets a result on the cancelled future and stops).
+- Sockets of failed attempts and all tasks have ended when `close` returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from nats.aio.client import Client, Srv
+from nats.aio.transport import TcpTransport
+from nats.errors import Error
+from nats.protocol.parser import PERMISSIONS_ERR, STALE_CONNECTION
+
+log = logging.getLogger(__name__)
+
+PENDING = 256 * 1024
+"""Unsent bytes at which publishers wait (measured: nats-py's 2 MiB sit ahead of every reply)."""
+CLOSE_TIMEOUT = 2.0
+"""Seconds that closing waits for a broker that does not read."""
+
+Direct = Callable[[str, str, bytes, bytes | None], None]
+"""Called with subject, reply subject, payload and the raw header block."""
+
+
+class Connection(Client):
+    """One client connection; `dsec.bus.wire.Wire` is its only user."""
+
+    def __init__(self, on_violation: Callable[[str], None]) -> None:
+        super().__init__()
+        self._direct: dict[int, Direct] = {}
+        self._on_violation = on_violation
+        self._write_scheduled = False
+        self._unsent = 0
+
+    # --- publishing
+
+    async def send(self, subject: str, reply: str, payload: bytes) -> None:
+        """Publish without headers; the caller has checked subject, size and state. Raises OSError."""
+        head = f"PUB {subject} {reply} {len(payload)}\r\n".encode()
+        self._collect(head + payload + b"\r\n")
+        if self._unsent + self._pending_data_size > PENDING:
+            await self._room()
+
+    def _collect(self, command: bytes) -> None:
+        self._pending.append(command)
+        self._pending_data_size += len(command)
+        if not self._write_scheduled:
+            self._write_scheduled = True
+            asyncio.get_running_loop().call_soon(self._write_out)
+
+    def _write_out(self) -> None:
+        self._write_scheduled = False
+        commands, self._pending, self._pending_data_size = self._pending, [], 0
+        if commands and self.is_connected and (stream := self._stream()):
+            stream.writelines(commands)
+            self._unsent = stream.transport.get_write_buffer_size()
+
+    def _stream(self) -> asyncio.StreamWriter | None:
+        """asyncio's stream under nats-py's transport; there is no public way to it."""
+        return self._transport._io_writer if isinstance(self._transport, TcpTransport) else None
+
+    async def _room(self) -> None:
+        """Wait until the socket takes bytes again. Raises ConnectionResetError when it never will."""
+        self._write_out()
+        if stream := self._stream():
+            await stream.drain()
+            self._unsent = stream.transport.get_write_buffer_size()
+
+    async def _send_command(self, cmd: bytes, priority: bool = False) -> None:  # noqa: FBT001, FBT002 - as nats-py has it
+        self._collect(cmd)
+
+    async def _flush_pending(self, force_flush: bool = False) -> None:  # noqa: FBT001, FBT002 - as nats-py has it
+        self._write_out()
+
+    async def _flusher(self) -> None:
+        """Nothing is left for nats-py's flusher to do; its `flush` wants the task to live."""
+        await asyncio.Event().wait()
+
+    # --- receiving
+
+    async def subscribe_direct(self, subject: str, queue: str, callback: Direct) -> int:
+        """Messages go to a plain callback; the number is for `unsubscribe_direct`."""
+        sid = self._sid + 1  # the one that `subscribe` takes next, before it first gives up control
+        self._direct[sid] = callback
+        try:
+            await self.subscribe(subject, queue=queue)
+        except Error:
+            del self._direct[sid]
+            raise
+        return sid
+
+    async def unsubscribe_direct(self, sid: int) -> None:
+        """No callback runs afterwards; repeatable, whatever the state of the connection."""
+        self._direct.pop(sid, None)
+        subscription = self._subs.get(sid)
+        if subscription is not None:
+            await subscription.unsubscribe()
+
+    async def roundtrip(self) -> None:
+        """All that was sent has been taken and judged by the broker. Raises nats.errors.Error, OSError."""
+        self._write_out()
+        await self.flush()
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        callback = self._direct.get(sid)
+        if callback is None:
+            await super()._process_msg(sid, subject, reply, data, headers)
+            return
+        try:
+            callback(subject.decode(), reply.decode(), data, headers)
+        except Exception:
+            log.exception("a subscriber of %s failed", subject.decode())
+
+    async def _process_pong(self) -> None:
+        if self._pongs and self._pongs[0].done():
+            self._pongs.pop(0)
+            self._pings_outstanding = 0
+            return
+        await super()._process_pong()
+
+    async def _process_err(self, err_msg: str) -> None:
+        if PERMISSIONS_ERR in err_msg:
+            self._on_violation(err_msg)
+        elif STALE_CONNECTION in err_msg:
+            await super()._process_err(err_msg)
+        else:
+            log.warning("the broker says %s", err_msg)
+
+    # --- connecting
+
+    async def _process_op_err(self, e: Exception) -> None:
+        """Not only close: closing would first wait for a frozen broker to read what is unsent."""
+        if stream := self._stream():
+            stream.transport.abort()
+        await super()._process_op_err(e)
+
+    def drop_unsent(self) -> None:
+        """Forget what was not written: delivered after a reconnect, it would be out of date."""
+        self._pending, self._pending_data_size, self._unsent = [], 0, 0
+
+    async def _connect_to_server(self, s: Srv) -> None:
+        if stream := self._stream():
+            stream.close()  # of an attempt that the broker refused
+        self.drop_unsent()
+        await super()._connect_to_server(s)
+        if stream := self._stream():
+            stream.transport.set_write_buffer_limits(high=PENDING)
+
+    async def close(self) -> None:
+        tasks: list[asyncio.Task[Any] | None] = [
+            self._reading_task,
+            self._ping_interval_task,
+            self._flusher_task,
+            self._reconnection_task,
+        ]
+        with contextlib.suppress(TimeoutError, OSError):
+            async with asyncio.timeout(CLOSE_TIMEOUT):
+                await super().close()
+        running = [task for task in tasks if task is not None and not task.done()]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        if stream := self._stream():
+            stream.close()
