@@ -213,6 +213,12 @@ class MissingTool(InfraError):
     code = "missing_tool"
 
 
+class AlreadyRunning(InfraError):
+    """Another process serves this home, or this node."""
+
+    code = "already_running"
+
+
 class DiskFull(InfraError):
     """The node's disk is full."""
 

@@ -23,16 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dsec.bus.errors import BrokerDown, InfraError
+from dsec.bus.errors import AlreadyRunning, BrokerDown
 from dsec.bus.files import write_private
 
 DEFAULT: Final = "/var/lib/dsec"
-
-
-class AlreadyRunning(InfraError):
-    """Another process serves this home."""
-
-    code = "already_running"
 
 
 @dataclass(frozen=True, slots=True)

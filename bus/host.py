@@ -1,25 +1,51 @@
-"""The plugin host: finds plugins and drivers by entry point and runs each with an identity of its own."""
+"""The plugin host: finds plugins and drivers by entry point and runs each with an identity of its own.
+
+What starts ends in the same block, in reverse and with a deadline for each stage, so that one part that
+hangs cannot keep the others from ending cleanly.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Final, Protocol, TypeVar
 
+from dsec.bus.credentials import Credentials
 from dsec.bus.driver import Driver, Images
+from dsec.bus.errors import DsecError, MissingTool
+from dsec.bus.home import Home
 from dsec.bus.transport import Bus
+from dsec.bus.wire import Wire
+
+log = logging.getLogger(__name__)
+ValueT = TypeVar("ValueT")
+
+PLUGINS: Final = "dsec.plugins"
+DRIVERS: Final = "dsec.drivers"
+IMAGES: Final = "dsec.images"
+CONTROL_PLANE: Final = ("core", "scheduler", "journal")
+STOP_WITHIN: Final = 10.0
+"""Seconds that one stage may take to end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What the host hands to a plugin; `home` is its own directory, a node's parts have `node` set."""
+    """What the host hands to a plugin; `home` is its own directory, a node's parts have `node` set.
+
+    `drain`: when its block ends, a node destroys its sandboxes; otherwise they run on for its successor.
+    """
 
     home: Path
     node: str = ""
     drivers: Mapping[str, Driver] | None = None
     images: Images | None = None
+    drain: bool = False
 
 
 class Plugin(Protocol):
@@ -27,3 +53,81 @@ class Plugin(Protocol):
 
     @classmethod
     def running(cls, bus: Bus, context: Context) -> AbstractAsyncContextManager[None]: ...
+
+
+def load(group: str, name: str) -> Any:
+    """The class behind an entry point. Raises MissingTool telling what is installed instead."""
+    found = {entry.name: entry for entry in entry_points(group=group)}
+    if name not in found:
+        raise MissingTool(f"no {name!r} among the entry points {group}: {', '.join(found) or 'none'}")
+    try:
+        return found[name].load()
+    except ImportError as error:
+        raise MissingTool.during(f"{group}:{name} cannot be loaded", error) from error
+
+
+async def usable_drivers(home: Home, node: str) -> dict[str, Driver]:
+    """Every installed driver that this machine can run. Raises MissingTool when there is none."""
+    usable: dict[str, Driver] = {}
+    refused: list[str] = []
+    for entry in entry_points(group=DRIVERS):
+        try:
+            driver: Driver = load(DRIVERS, entry.name)(home.driver(node, entry.name))
+            await driver.check()
+        except DsecError as error:
+            log.warning("driver %s is left out: %s", entry.name, error)
+            refused.append(f"{entry.name}: {error.message}")
+        else:
+            usable[entry.name] = driver
+    if not usable:
+        raise MissingTool(f"no backend works on this machine ({'; '.join(refused) or 'none is installed'})")
+    return usable
+
+
+def images_of(home: Home, node: str) -> Images:
+    """The node's image store; the first of the entry points."""
+    names = sorted(entry.name for entry in entry_points(group=IMAGES))
+    images: Images = load(IMAGES, names[0] if names else "erofs")(home.images(node))
+    return images
+
+
+@contextlib.asynccontextmanager
+async def plugin(
+    name: str, url: str, credentials: Credentials, context: Context, *, stop_within: float = STOP_WITHIN
+) -> AsyncIterator[Wire]:
+    """Run one plugin over a connection of its own, which is yielded."""
+    kind: type[Plugin] = load(PLUGINS, name)
+    context.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    async with Wire.connect(url, credentials, name) as wire:
+        async with ending(kind.running(wire, context), name, within=stop_within):
+            log.info("%s runs", name)
+            yield wire
+
+
+@contextlib.asynccontextmanager
+async def ending(
+    block: AbstractAsyncContextManager[ValueT], name: str, *, within: float
+) -> AsyncIterator[ValueT]:
+    """`block` with a deadline on its end; one that takes longer is cancelled, logged and left."""
+    value = await block.__aenter__()
+    try:
+        yield value
+    except BaseException as error:
+        if not await _end(block, name, within, error):
+            raise
+    else:
+        await _end(block, name, within, None)
+
+
+async def _end(
+    block: AbstractAsyncContextManager[Any], name: str, within: float, error: BaseException | None
+) -> bool:
+    """Whether the block has swallowed `error`."""
+    try:
+        async with asyncio.timeout(within):
+            return bool(
+                await block.__aexit__(type(error) if error else None, error, error and error.__traceback__)
+            )
+    except TimeoutError:
+        log.error("%s did not end within %g s and was cancelled", name, within)
+        return False
