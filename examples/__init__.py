@@ -1,0 +1,1 @@
+"""Programs that use dsec: read them as a trainer would write them."""
