@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from dsec.bus.credentials import Credentials
 from dsec.bus.driver import Driver, Images
-from dsec.bus.errors import DsecError, MissingTool
+from dsec.bus.errors import DsecError, InfraError, MissingTool
 from dsec.bus.home import Home
 from dsec.bus.transport import Bus
 from dsec.bus.wire import Wire
@@ -98,36 +98,27 @@ async def plugin(
     """Run one plugin over a connection of its own, which is yielded."""
     kind: type[Plugin] = load(PLUGINS, name)
     context.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    async with Wire.connect(url, credentials, name) as wire:
-        async with ending(kind.running(wire, context), name, within=stop_within):
-            log.info("%s runs", name)
-            yield wire
+    async with (
+        Wire.connect(url, credentials, name) as wire,
+        ending(kind.running(wire, context), name, within=stop_within),
+    ):
+        log.info("%s runs", name)
+        yield wire
 
 
 @contextlib.asynccontextmanager
 async def ending(
     block: AbstractAsyncContextManager[ValueT], name: str, *, within: float
 ) -> AsyncIterator[ValueT]:
-    """`block` with a deadline on its end; one that takes longer is cancelled, logged and left."""
-    value = await block.__aenter__()
+    """`block` with `within` seconds for its end; then it is cancelled. Raises InfraError in that case."""
+    deadline = asyncio.timeout(None)
     try:
-        yield value
-    except BaseException as error:
-        if not await _end(block, name, within, error):
+        async with deadline, block as value:
+            try:
+                yield value
+            finally:
+                deadline.reschedule(asyncio.get_running_loop().time() + within)
+    except TimeoutError as error:
+        if not deadline.expired():
             raise
-    else:
-        await _end(block, name, within, None)
-
-
-async def _end(
-    block: AbstractAsyncContextManager[Any], name: str, within: float, error: BaseException | None
-) -> bool:
-    """Whether the block has swallowed `error`."""
-    try:
-        async with asyncio.timeout(within):
-            return bool(
-                await block.__aexit__(type(error) if error else None, error, error and error.__traceback__)
-            )
-    except TimeoutError:
-        log.error("%s did not end within %g s and was cancelled", name, within)
-        return False
+        raise InfraError(f"{name} did not end within {within:g} s and was cancelled") from error
