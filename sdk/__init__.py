@@ -1,0 +1,27 @@
+"""libdsec: the asynchronous client, with which trainers use the platform; imports no part of a node."""
+
+from dsec.bus.errors import DsecError, Failure
+from dsec.bus.frames import Kind
+from dsec.bus.messages import Ended, FileInfo, Layer, Record, State
+from dsec.sdk.client import Client
+from dsec.sdk.exec import Exec
+from dsec.sdk.files import Files
+from dsec.sdk.result import CommandFailed, Result
+from dsec.sdk.sandbox import Sandbox
+
+__all__ = [
+    "Client",
+    "CommandFailed",
+    "DsecError",
+    "Ended",
+    "Exec",
+    "Failure",
+    "FileInfo",
+    "Files",
+    "Kind",
+    "Layer",
+    "Record",
+    "Result",
+    "Sandbox",
+    "State",
+]

@@ -1,1 +1,181 @@
-class Client: ...
+"""The client: one connection per process, sandboxes by one parameter on any backend.
+
+    async with dsec.Client() as client:
+        async with client.sandbox(backend="container", image="debian-12-python") as sandbox:
+            result = await sandbox.run("pytest -q", timeout=60)
+
+Everything raised is a `DsecError` with `.failure`, `.code` and `.field`. Every mutating call takes a `key`: the same
+key returns the first answer for 24 hours, and the client itself repeats a call only under its own key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any, Final, Self, Unpack
+
+from dsec.bus.credentials import Credentials
+from dsec.bus.errors import BrokerDown, DsecError, GoneError
+from dsec.bus.ids import check
+from dsec.bus.messages import Record, State
+from dsec.bus.spec import parse_spec
+from dsec.bus.transport import Bus
+from dsec.bus.wire import Wire
+from dsec.sdk import config
+from dsec.sdk.exec import Exec
+from dsec.sdk.link import PATIENCE, Link, new_operation
+from dsec.sdk.sandbox import Sandbox
+from dsec.sdk.spec_args import SpecArgs
+
+log = logging.getLogger(__name__)
+
+CREATE_PATIENCE: Final = 120.0
+CREATE_ATTEMPT: Final = 15.0
+PAGE: Final = 1000
+
+
+class Client:
+    """Sandboxes of one project. `servers` and `credentials` (or its file) default as `config` tells.
+
+    `patience`: seconds until a request that nobody answers fails with an `infra` error.
+    """
+
+    def __init__(
+        self,
+        servers: str | None = None,
+        credentials: Credentials | str | os.PathLike[str] | None = None,
+        *,
+        patience: float = PATIENCE,
+    ) -> None:
+        self._servers = servers
+        self._credentials = credentials
+        self._patience = patience
+        self._stack = AsyncExitStack()
+        self._connected: Link | None = None
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def over(
+        cls, bus: Bus, project: str, principal: str, *, patience: float = PATIENCE
+    ) -> AsyncIterator[Self]:
+        """A client over a bus that somebody else opens and closes."""
+        client = cls(patience=patience)
+        client._connected = Link(bus, project, principal, patience=patience)
+        try:
+            yield client
+        finally:
+            await client._close_readers()
+
+    async def __aenter__(self) -> Self:
+        """Connect. Raises BrokerDown, Unauthenticated."""
+        who = config.credentials(self._credentials)
+        wire = await self._stack.enter_async_context(
+            Wire.connect(config.servers(self._servers), who, name=f"sdk {who.principal}")
+        )
+        self._connected = Link(wire, who.project, who.principal, patience=self._patience)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._close_readers()
+        self._connected = None
+        await self._stack.aclose()
+
+    async def _close_readers(self) -> None:
+        for reader in list(self._link.readers):
+            await reader.close()
+
+    @property
+    def _link(self) -> Link:
+        if self._connected is None:
+            raise BrokerDown("the client is not connected: use it inside `async with dsec.Client()`")
+        return self._connected
+
+    async def create(
+        self,
+        *,
+        key: str | None = None,
+        secrets: Mapping[str, str] | None = None,
+        timeout: float = CREATE_PATIENCE,
+        **spec: Unpack[SpecArgs],
+    ) -> Sandbox:
+        """A running sandbox, acknowledged: its node has it on disk and its inside has answered.
+
+        `key`: the same key gives the same sandbox. `secrets`: environment values that reach no stored message.
+        `timeout`: seconds for all attempts together. Raises UnknownField or SpecError naming the field, Unsupported,
+        NoSuchImage, Conflict (the key was used with another spec), NoCapacity, TooLarge, DeadlineExceeded.
+        """
+        asked = parse_spec(dict(spec)).model_dump(mode="json", exclude_unset=True)
+        body: dict[str, Any] = {"spec": asked}
+        if secrets:
+            body["secrets"] = dict(secrets)
+        op = check("operation", key) if key is not None else new_operation()
+        subject = self._link.subject("sandbox", "create")
+        answer = await self._link.call(subject, body, op=op, patience=timeout, attempt=CREATE_ATTEMPT)
+        return Sandbox(self._link, Record.model_validate(answer))
+
+    @contextlib.asynccontextmanager
+    async def sandbox(
+        self,
+        *,
+        key: str | None = None,
+        secrets: Mapping[str, str] | None = None,
+        timeout: float = CREATE_PATIENCE,
+        **spec: Unpack[SpecArgs],
+    ) -> AsyncIterator[Sandbox]:
+        """`create`, destroyed when the block ends. Raises as `create` and `Sandbox.destroy`."""
+        made = await _created(
+            asyncio.ensure_future(self.create(key=key, secrets=secrets, timeout=timeout, **spec))
+        )
+        try:
+            yield made
+        except BaseException:
+            await _destroyed(made)  # the block's own error is the one to tell
+            raise
+        with contextlib.suppress(GoneError):
+            await made.destroy()
+
+    async def attach(self, sandbox: str) -> Sandbox:
+        """A sandbox by its id, from anywhere. Raises BadId, NoSuchSandbox, NodeLost."""
+        subject = self._link.subject("sandbox", "stat", sandbox)
+        return Sandbox(self._link, Record.model_validate(await self._link.call(subject, {})))
+
+    async def list(
+        self, *, state: State | str | None = None, job: str | None = None
+    ) -> AsyncIterator[Record]:
+        """The project's sandboxes, oldest first. Raises SpecError, BrokerDown, NodeLost."""
+        body = {"state": state, "job": job, "limit": PAGE, "after": ""}
+        while True:
+            page = await self._link.call(self._link.subject("sandbox", "list"), body)
+            for record in page["sandboxes"]:
+                yield Record.model_validate(record)
+            if not page["more"]:
+                return
+            body["after"] = page["sandboxes"][-1]["sandbox"]
+
+    def exec(self, sandbox: str, exec_id: str, *, offset: int = 0) -> Exec:
+        """The handle of a command started earlier, or elsewhere, at byte `offset` of its output. Raises BadId."""
+        return Exec(self._link, check("sandbox", sandbox), check("exec", exec_id), offset=offset)
+
+
+async def _created(creating: asyncio.Future[Sandbox]) -> Sandbox:
+    """The sandbox; when we are cancelled meanwhile it is waited for and destroyed, since nobody knows its id."""
+    try:
+        return await asyncio.shield(creating)
+    except asyncio.CancelledError:
+        with contextlib.suppress(DsecError):
+            await _destroyed(await creating)
+        raise
+
+
+async def _destroyed(sandbox: Sandbox) -> None:
+    try:
+        await sandbox.destroy()
+    except DsecError as error:
+        log.warning("%s was not destroyed, its ttl will: %s", sandbox.id, error)

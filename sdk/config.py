@@ -1,0 +1,35 @@
+"""Where the broker is and who we are, when the caller does not say.
+
+`DSEC_URL` and `DSEC_CREDENTIALS` (a file) come first; otherwise the word that a running `dsec up` left in the home of
+this machine's platform (`DSEC_HOME`, default `/var/lib/dsec`) tells both.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from dsec.bus.credentials import Credentials
+from dsec.bus.errors import BrokerDown
+from dsec.bus.home import Home
+
+
+def servers(given: str | None) -> str:
+    """URL of the broker, or several with commas between them. Raises BrokerDown when none is known."""
+    return given or os.environ.get("DSEC_URL") or _announced("url")
+
+
+def credentials(given: Credentials | str | os.PathLike[str] | None) -> Credentials:
+    """Who we are. Raises Unauthenticated for a file that is not there, not right or open to others."""
+    if isinstance(given, Credentials):
+        return given
+    return Credentials.load(Path(given or os.environ.get("DSEC_CREDENTIALS") or _announced("credentials")))
+
+
+def _announced(key: str) -> str:
+    ready = Home.default().ready()
+    if key not in ready:
+        raise BrokerDown(
+            f"what runs on {Home.default().path} tells no {key}: set DSEC_URL and DSEC_CREDENTIALS"
+        )
+    return str(ready[key])

@@ -1,0 +1,129 @@
+"""Requests of one principal: envelope, retries, errors.
+
+A request keeps its operation id and its deadline over all attempts, so that the platform does the work once
+however often it hears of it. What is tried again: an attempt that got no answer (`BrokerDown`, `NodeLost`,
+`DeadlineExceeded` of the bus itself) and an answered `Overloaded`; every other answer is final.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import time
+from collections.abc import Iterator
+from typing import Any, Final, Protocol
+
+import orjson
+
+from dsec.bus import subjects
+from dsec.bus.errors import BrokerDown, DeadlineExceeded, DsecError, NodeLost, Overloaded, TooLarge
+from dsec.bus.frames import pack_data
+from dsec.bus.handlers import result
+from dsec.bus.messages import VERSION
+from dsec.bus.transport import Bus
+
+PATIENCE: Final = 30.0
+"""Seconds until a request that nobody answers fails."""
+ATTEMPT: Final = 5.0
+"""Seconds that one attempt waits; answers take milliseconds, so a longer silence means that it was lost."""
+_HEADROOM: Final = 1024  # of the payload limit: base64 and JSON around a body
+_UNANSWERED: Final = (BrokerDown, NodeLost, DeadlineExceeded)
+_ERROR_PREFIX: Final = b'{"error":'
+
+
+def new_operation() -> str:
+    """A fresh operation id: 96 random bits."""
+    return secrets.token_hex(12)
+
+
+def pauses(first: float = 0.05, last: float = 2.0) -> Iterator[float]:
+    """Seconds between attempts: doubling to `last`, jittered by half so that clients do not march in step."""
+    pause = first
+    while True:
+        yield pause * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, not a secret
+        pause = min(2 * pause, last)
+
+
+def error_in(answer: bytes) -> DsecError | None:
+    """The error that an answer carries; raw answers and `{"ok": …}` carry none."""
+    if not answer.startswith(_ERROR_PREFIX):
+        return None
+    try:
+        result(answer)
+    except DsecError as error:
+        return error
+    return None
+
+
+class Closing(Protocol):
+    async def close(self) -> None: ...
+
+
+class Link:
+    """What all objects of one Client share. `readers` are open; the client closes those left over."""
+
+    def __init__(self, bus: Bus, project: str, principal: str, *, patience: float = PATIENCE) -> None:
+        self.bus = bus
+        self.project = project
+        self.principal = principal
+        self.patience = patience
+        self.readers: set[Closing] = set()
+
+    def subject(self, noun: str, verb: str, sandbox: str | None = None, exec_: str | None = None) -> str:
+        """The subject of a request of this principal. Raises BadId."""
+        return subjects.request(noun, verb, self.project, self.principal, sandbox, exec_)
+
+    async def call(self, subject: str, body: dict[str, Any], **options: Any) -> Any:
+        """Like `ask`, for requests that are answered with JSON: what stands under `ok`."""
+        return result(await self.ask(subject, body, **options))
+
+    async def ask(
+        self,
+        subject: str,
+        body: dict[str, Any],
+        *,
+        op: str | None = None,
+        data: bytes | None = None,
+        attempt: float = ATTEMPT,
+        patience: float | None = None,
+    ) -> bytes:
+        """The raw answer to `body` (with `data`: a raw request), the same operation until `patience` is over.
+
+        Raises the answered error, or BrokerDown, NodeLost, DeadlineExceeded when no answer came in time.
+        """
+        loop = asyncio.get_running_loop()
+        wait = self.patience if patience is None else patience
+        until = loop.time() + wait
+        payload = self._payload(body, op or new_operation(), wait, data)
+        for pause in pauses():
+            answer = await self._attempt(subject, payload, min(attempt, until - loop.time()))
+            if isinstance(answer, bytes):
+                return answer
+            asked = max(pause, answer.retry_after or 0.0)
+            if loop.time() + asked >= until:
+                raise answer
+            await asyncio.sleep(asked)
+        raise AssertionError("pauses never end")
+
+    async def _attempt(self, subject: str, payload: bytes, timeout: float) -> bytes | DsecError:
+        try:
+            answer = (await self.bus.request(subject, payload, timeout=timeout)).data
+        except _UNANSWERED as error:
+            return error
+        error = error_in(answer)
+        if error is None or isinstance(error, Overloaded):
+            return error or answer
+        raise error
+
+    def _payload(self, body: dict[str, Any], op: str, wait: float, data: bytes | None) -> bytes:
+        envelope = {"v": VERSION, "op": op, "deadline": int((time.time() + wait) * 1000), **body}
+        payload = orjson.dumps(envelope)
+        if data is not None:
+            payload = pack_data(payload, data)
+        if len(payload) > self.bus.max_payload:
+            raise TooLarge(
+                f"the request has {len(payload)} bytes, the broker takes {self.bus.max_payload}: split it",
+                field="body",
+            )
+        return payload

@@ -1,0 +1,224 @@
+"""One sandbox: commands, files, lifecycle. Requests go straight to its node, whose name is in the id."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, Final
+
+from dsec.bus.errors import GoneError, NoSuchExec
+from dsec.bus.frames import Kind, is_frame, unpack
+from dsec.bus.ids import check, exec_of
+from dsec.bus.messages import Layer, Record
+from dsec.sdk import transfer
+from dsec.sdk.exec import Exec
+from dsec.sdk.files import Files
+from dsec.sdk.link import Link, new_operation
+from dsec.sdk.result import Result
+
+SHELL: Final = ("/bin/sh", "-c")
+STDIN_AT_ONCE: Final = 256 * 1024
+"""Bytes of standard input that travel inside the start request."""
+PACK_PATIENCE: Final = 600.0
+PACK_ATTEMPT: Final = 120.0
+
+
+class Sandbox:
+    """Made by `Client.create`, `Client.sandbox` and `Client.attach`.
+
+    `record` is what its node said last: the spec, the limits as applied, the state.
+    """
+
+    def __init__(self, link: Link, record: Record) -> None:
+        self.id = record.sandbox
+        self.record = record
+        self.files = Files(link, record.sandbox)
+        self._link = link
+        self._start_subject = link.subject("exec", "start", record.sandbox)
+
+    def __repr__(self) -> str:
+        return f"<Sandbox {self.id} {self.record.state}>"
+
+    # -- commands
+
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        timeout: float | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        stdin: bytes | str | None = None,
+        check: bool = False,
+        key: str | None = None,
+        log_bytes: int | None = None,
+        durable: bool = False,
+    ) -> Result:
+        """Run a command to its end. A string goes to `/bin/sh -c`, a sequence is executed as it is.
+
+        `timeout` (seconds) kills the whole process tree; `stdin` None is an immediate end of file; `log_bytes`
+        bounds what is captured; `durable` waits until the result is stored; `key` runs it once however often it
+        is asked. What the command did is the Result; with `check` anything but exit code 0 raises CommandFailed.
+        Cancelling leaves the command running.
+
+        Raises NoSuchProgram, NoSuchSandbox, LimitError, AgentCrippled, SpecError, TooLarge, NodeLost, BrokerDown.
+        """
+        given = stdin.encode() if isinstance(stdin, str) else stdin
+        streamed = given is not None and len(given) > STDIN_AT_ONCE
+        running = await self.start(
+            command,
+            timeout=timeout,
+            cwd=cwd,
+            env=env,
+            user=user,
+            stdin=None if streamed else given,
+            stdin_open=streamed,
+            key=key,
+            log_bytes=log_bytes,
+            durable=durable,
+        )
+        async with running:
+            if streamed and given is not None:
+                result = await _fed(running, given)
+            else:
+                result = await running.wait()
+        return result.check() if check else result
+
+    async def start(
+        self,
+        command: str | Sequence[str],
+        *,
+        timeout: float | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        stdin: bytes | str | None = None,
+        stdin_open: bool = False,
+        key: str | None = None,
+        log_bytes: int | None = None,
+        detach: bool = False,
+        durable: bool = False,
+    ) -> Exec:
+        """Start a command; arguments as for `run`. Its id is known and durable on return.
+
+        `stdin_open` keeps standard input open for `Exec.write_stdin`. `detach` returns as soon as the command is
+        forked and lets it run without a reader: all its output goes to the log. Raises like `run`.
+        """
+        op = new_operation() if key is None else check("operation", key)
+        body: dict[str, Any] = {"argv": [*SHELL, command] if isinstance(command, str) else [*command]}
+        given = stdin.encode() if isinstance(stdin, str) else stdin
+        options = {
+            "timeout": timeout,
+            "cwd": cwd,
+            "env": env and dict(env),
+            "user": user,
+            "stdin": None if given is None else base64.b64encode(given).decode(),
+            "stdin_open": stdin_open,
+            "log_bytes": log_bytes,
+            "detach": detach,
+            "durable": durable,
+        }
+        body.update((name, value) for name, value in options.items() if value)
+        return await self._start(body, op)
+
+    async def _start(self, body: dict[str, Any], op: str) -> Exec:
+        exec_id = exec_of(op)
+        try:
+            answer = await self._link.ask(self._start_subject, body, op=op)
+        except NoSuchExec:  # repeated, and ended so long ago that only the log has it
+            return Exec(self._link, self.id, exec_id)
+        first = unpack(answer) if is_frame(answer) else None
+        if first is not None and first.kind not in {Kind.INLINE, Kind.STARTED}:
+            first = None
+        return Exec(self._link, self.id, exec_id, first=first)
+
+    # -- files
+
+    async def upload(self, local: str | os.PathLike[str], remote: str) -> None:
+        """A local file to path `remote`, or a directory with all it holds into directory `remote`.
+
+        Raises UnsafeArchive for a device, socket or pipe, NoSuchFile, DiskFull.
+        """
+        await transfer.upload(self.files, Path(local), remote)
+
+    async def download(self, remote: str, local: str | os.PathLike[str]) -> None:
+        """A file or a directory to path `local`, which must not be a directory yet; appears whole or not at all.
+
+        Raises UnsafeArchive for what would leave `local` or is neither file, directory nor link inside it.
+        """
+        await transfer.download(self.files, remote, Path(local))
+
+    async def upload_tar(self, archive: IO[bytes], remote: str) -> None:
+        """Unpack a tar (plain or compressed) into directory `remote`.
+
+        Raises UnsafeArchive, naming the member and before anything is written, for names that leave `remote`,
+        members below or in place of a symbolic link, hard links and devices; SpecError for what is not a tar.
+        """
+        await transfer.upload_tar(self.files, archive, remote)
+
+    async def download_tar(self, remote: str, into: IO[bytes] | None = None) -> bytes:
+        """Directory `remote` as an uncompressed tar: written to `into`, or returned. Raises as `download`."""
+        return await transfer.download_tar(self.files, remote, into)
+
+    # -- lifecycle
+
+    async def stat(self) -> Record:
+        """The record as its node has it now. Raises NoSuchSandbox, NodeLost."""
+        return await self._updated("stat", {})
+
+    async def pause(self, *, key: str | None = None) -> Record:
+        """Freeze every process; repeatable. Raises Unsupported, NoSuchSandbox."""
+        return await self._updated("pause", {}, key)
+
+    async def resume(self, *, key: str | None = None) -> Record:
+        """Go on where `pause` stopped; repeatable. Raises Unsupported, NoSuchSandbox."""
+        return await self._updated("resume", {}, key)
+
+    async def renew(self, ttl: float, *, key: str | None = None) -> Record:
+        """Destroyed `ttl` seconds from now instead. Raises SpecError, NoSuchSandbox."""
+        return await self._updated("renew", {"ttl": ttl}, key)
+
+    async def pack(self, name: str, paths: Sequence[str] | None = None, *, key: str | None = None) -> Layer:
+        """The writable layer as layer `name`, verified and in the catalog; `paths` (absolute): only what is below.
+
+        Raises Conflict (the name holds other content), SpecError, DiskFull, NoSuchSandbox.
+        """
+        body: dict[str, Any] = {"name": name}
+        if paths is not None:
+            body["paths"] = list(paths)
+        subject = self._link.subject("sandbox", "pack", self.id)
+        answer = await self._link.call(subject, body, op=key, patience=PACK_PATIENCE, attempt=PACK_ATTEMPT)
+        return Layer.model_validate(answer)
+
+    async def destroy(self, *, key: str | None = None) -> None:
+        """Nothing of it is left on its node on return; repeatable. Raises NodeLost, BrokerDown."""
+        subject = self._link.subject("sandbox", "destroy", self.id)
+        await self._link.ask(subject, {}, op=key, attempt=15.0, patience=60.0)
+
+    async def _updated(self, verb: str, body: dict[str, Any], key: str | None = None) -> Record:
+        subject = self._link.subject("sandbox", verb, self.id)
+        self.record = Record.model_validate(await self._link.call(subject, body, op=key))
+        return self.record
+
+
+async def _fed(running: Exec, stdin: bytes) -> Result:
+    """Write standard input while reading output, as either may wait for the other."""
+
+    async def feed() -> None:
+        with contextlib.suppress(GoneError):  # it ended without reading all of it
+            await running.write_stdin(stdin, eof=True)
+
+    feeding = asyncio.create_task(feed())
+    try:
+        result = await running.wait()
+        if feeding.done():
+            feeding.result()
+        return result
+    finally:
+        feeding.cancel()
+        await asyncio.gather(feeding, return_exceptions=True)
