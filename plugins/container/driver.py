@@ -1,0 +1,298 @@
+"""The container backend: `Driver`, `CanPause` and `CountsOom` on an OCI engine, without a daemon.
+
+A sandbox is its cgroups, its PID 1 (chronus) and a directory `<home>/<sandbox>` with the door. All three are
+found by the sandbox's id alone, so `destroy` works on what a killed node left half made. The kernel's mount
+and network namespaces end with PID 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import re
+import resource
+import shutil
+import stat
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from dsec.bus.chronus.build import binary
+from dsec.bus.driver import Channel, Death, Handle, Info, Order, Rootfs
+from dsec.bus.errors import (
+    AgentCrippled,
+    DiskFull,
+    Failure,
+    InfraError,
+    LimitError,
+    MissingTool,
+    NoSuchSandbox,
+    Unsupported,
+)
+from dsec.bus.spec import GIB, MIB, Limits
+from dsec.plugins.container import door, oci, seccomp
+from dsec.plugins.container.cgroups import Cgroups, until
+from dsec.plugins.container.engine import Engine, Job, find, sealed
+from dsec.plugins.container.process import Watched
+
+INFO: Final = Info(
+    name="container",
+    version=1,
+    limits=frozenset({"cpu", "memory", "pids", "nofile", "log_bytes"}),
+    defaults=Limits(cpu=1.0, memory=GIB, pids=512, nofile=4096, log_bytes=64 * MIB),
+)
+KERNEL: Final = (5, 19)
+"""The first kernel with overlayfs on idmapped layers; it has cgroup.kill, cgroup.freeze and pidfds too."""
+
+_SAFE_ID: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,127}")
+
+
+class ContainerDriver:
+    """Containers of one node; `home` is for the driver alone. Lives on one event loop."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self._live: dict[str, Watched] = {}
+        self._dead: dict[str, Death] = {}
+        self._watchers: set[asyncio.Queue[Death]] = set()
+        self._groups: Cgroups | None = None
+        self._engine: Engine | None = None
+        self._agent = -1
+        self._seccomp: dict[str, Any] = seccomp.profile()
+        self._oom_score_adj = max(0, int(Path("/proc/self/oom_score_adj").read_text()))
+
+    # --- what it can do
+
+    def info(self) -> Info:
+        return INFO
+
+    async def check(self) -> None:
+        """Raises MissingTool telling what to install, enable or be."""
+        if os.geteuid() != 0:
+            raise MissingTool("the container backend must run as root")
+        if tuple(int(part) for part in os.uname().release.split(".")[:2]) < KERNEL:
+            raise MissingTool(f"the container backend needs Linux {KERNEL[0]}.{KERNEL[1]} or later")
+        if int(Path("/proc/sys/user/max_user_namespaces").read_text()) == 0:
+            raise MissingTool("user namespaces are switched off: sysctl user.max_user_namespaces=65536")
+        find()
+        binary()
+        self._cgroups()
+
+    def _cgroups(self) -> Cgroups:
+        if self._groups is None:
+            self._groups = Cgroups.here(self.home)
+        self._groups.prepare()
+        return self._groups
+
+    def _running(self) -> Engine:
+        """The engine and what it needs, made at first use."""
+        groups = self._cgroups()
+        if self._engine is None:
+            state = self.home / ".engine"
+            state.mkdir(mode=0o700, parents=True, exist_ok=True)
+            hybrid = bool(groups.layout.v1)
+            self._engine = Engine(state, groups.layout.v2 if hybrid else None)
+        if self._agent < 0:
+            self._agent = sealed(binary())
+        return self._engine
+
+    # --- lifecycle
+
+    async def create(self, order: Order, rootfs: Rootfs) -> Handle:
+        """Start chronus as PID 1 on `rootfs`; see Driver.create."""
+        sandbox = _checked(order.sandbox)
+        nofile = _possible(order.limits)
+        _real_mount_points(rootfs.path)
+        await self._nothing_of(sandbox)
+        try:
+            watched = await self._start(order, rootfs, nofile)
+        except BaseException as error:
+            cause = self._explained(sandbox, error)
+            await asyncio.shield(self.destroy(sandbox))
+            if cause is error:
+                raise
+            raise cause from error
+        return _handle(sandbox, watched, rootfs)
+
+    async def _start(self, order: Order, rootfs: Rootfs, nofile: int) -> Watched:
+        sandbox, engine, group = order.sandbox, self._running(), self._cgroups().of(order.sandbox)
+        directory = self.home / sandbox
+        directory.mkdir(mode=0o700)
+        config = oci.render(rootfs.path, rootfs.uid_base, nofile, self._oom_score_adj, self._seccomp)
+
+        def adopt(pid: int) -> None:
+            group.make(order.limits, order.spec.cpu_class)
+            group.adopt(pid)
+
+        with door.listening(directory) as listening:
+            await engine.run(Job(sandbox, directory, config, listening.fileno(), self._agent, adopt))
+        pid = group.init()
+        if pid is None:
+            raise ProcessLookupError("PID 1 ended at once")
+        return self._watch(sandbox, pid, None)
+
+    def _explained(self, sandbox: str, error: BaseException) -> BaseException:
+        """`error` as the contract names it."""
+        if isinstance(error, InfraError | ProcessLookupError) and self._cgroups().of(sandbox).oom_kills():
+            return LimitError("limits.memory is too small to start a sandbox", field="limits.memory")
+        if not isinstance(error, OSError):
+            return error
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            return DiskFull.during(f"no room under {self.home}", error)
+        return InfraError.during(f"starting {sandbox}", error)
+
+    async def _nothing_of(self, sandbox: str) -> None:
+        """A repeated create starts anew: what an earlier attempt left is in the way."""
+        if (self.home / sandbox).exists() or sandbox in self._cgroups().found():
+            await self.destroy(sandbox)
+
+    async def destroy(self, sandbox: str) -> None:
+        """Kill and remove all of it; see Driver.destroy. Raises InfraError when a process will not die."""
+        _checked(sandbox)
+        if watched := self._live.pop(sandbox, None):
+            watched.close()
+        self._dead.pop(sandbox, None)
+        group = self._cgroups().of(sandbox)
+        group.kill()
+        await until(group.remove, f"ending the processes of {sandbox}")
+        for directory in (self.home / sandbox, self.home / ".engine" / sandbox):
+            shutil.rmtree(directory, ignore_errors=True)
+
+    async def channel(self, sandbox: str) -> Channel:
+        """A connection to chronus; see Driver.channel."""
+        try:
+            connection = door.connected(self.home / _checked(sandbox))
+        except FileNotFoundError:
+            raise NoSuchSandbox(f"there is no sandbox {sandbox} on this node") from None
+        except (ConnectionRefusedError, BlockingIOError) as error:
+            raise AgentCrippled.during(f"the agent of {sandbox} does not accept", error) from error
+        return Channel(connection, descriptors=True, cgroup=self._cgroups().of(sandbox).v2)
+
+    async def recover(self, handle: Handle) -> None:
+        """Take over by pid and start time; see Driver.recover."""
+        sandbox = _checked(handle.sandbox)
+        if sandbox in self._live:
+            return
+        try:
+            state = orjson.loads(handle.state)
+            self._watch(sandbox, int(state["pid"]), int(state["start"]))
+        except (ProcessLookupError, ValueError, KeyError):
+            raise NoSuchSandbox(f"{sandbox} died while its node was down") from None
+
+    def close(self) -> None:
+        """Let go of descriptors and the thread; the sandboxes live on, for `recover`."""
+        for watched in self._live.values():
+            watched.close()
+        self._live.clear()
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+        if self._agent >= 0:
+            os.close(self._agent)
+            self._agent = -1
+
+    async def leftovers(self) -> frozenset[str]:
+        """Every sandbox of which this home has a cgroup or a directory, live or left over."""
+        directories = (child.name for child in self.home.glob("[!.]*")) if self.home.exists() else ()
+        return self._cgroups().found() | frozenset(directories)
+
+    # --- deaths
+
+    def _watch(self, sandbox: str, pid: int, start: int | None) -> Watched:
+        watched = Watched.open(pid, start, lambda: self._died(sandbox))
+        self._live[sandbox] = watched
+        return watched
+
+    def _died(self, sandbox: str) -> None:
+        kills = self._cgroups().of(sandbox).oom_kills()
+        reason = (
+            f"out of memory: the kernel killed {kills} of its processes, its agent last"
+            if kills
+            else "its agent was ended"
+        )
+        death = Death(sandbox, Failure.LIMIT, reason)
+        self._dead[sandbox] = death
+        for queue in self._watchers:
+            queue.put_nowait(death)
+
+    async def inspect(self, sandbox: str) -> Death | None:
+        """See Driver.inspect."""
+        if death := self._dead.get(sandbox):
+            return death
+        if sandbox not in self._live:
+            raise NoSuchSandbox(f"there is no sandbox {sandbox} on this node")
+        return None
+
+    def watch(self) -> AsyncIterator[Death]:
+        """Deaths from now on; see Driver.watch."""
+        queue: asyncio.Queue[Death] = asyncio.Queue()
+        self._watchers.add(queue)
+        return self._deaths(queue)
+
+    async def _deaths(self, queue: asyncio.Queue[Death]) -> AsyncIterator[Death]:
+        try:
+            while True:
+                yield await queue.get()
+        finally:
+            self._watchers.discard(queue)
+
+    # --- optional abilities
+
+    async def pause(self, sandbox: str) -> None:
+        """Freeze every process; repeatable. Raises NoSuchSandbox, InfraError."""
+        await self._freeze(sandbox, frozen=True)
+
+    async def resume(self, sandbox: str) -> None:
+        """Undo `pause`; repeatable. Raises NoSuchSandbox, InfraError."""
+        await self._freeze(sandbox, frozen=False)
+
+    async def _freeze(self, sandbox: str, *, frozen: bool) -> None:
+        group = self._cgroups().of(_checked(sandbox))
+        try:
+            group.freeze(frozen)
+        except FileNotFoundError:
+            raise NoSuchSandbox(f"there is no sandbox {sandbox} on this node") from None
+        await until(lambda: group.is_frozen() == frozen, f"{'freezing' if frozen else 'thawing'} {sandbox}")
+
+    async def oom_kills(self, sandbox: str) -> int:
+        """See CountsOom."""
+        return self._cgroups().of(_checked(sandbox)).oom_kills()
+
+
+def _handle(sandbox: str, watched: Watched, rootfs: Rootfs) -> Handle:
+    state = {"pid": watched.pid, "start": watched.start, "uid_base": rootfs.uid_base}
+    return Handle(sandbox, INFO.name, INFO.version, orjson.dumps(state))
+
+
+def _checked(sandbox: str) -> str:
+    """`sandbox`, if it is safe as a name of directories. Raises NoSuchSandbox."""
+    if _SAFE_ID.fullmatch(sandbox) is None:
+        raise NoSuchSandbox(f"{sandbox!r} is not a sandbox id")
+    return sandbox
+
+
+def _possible(limits: Limits) -> int:
+    """The descriptor limit to apply. Raises Unsupported for what cannot be enforced here."""
+    for name in limits.asked() - INFO.limits:
+        raise Unsupported(f"containers do not limit {name}", field=f"limits.{name}")
+    nofile = limits.nofile or INFO.defaults.nofile or 0
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if nofile > (most if most != resource.RLIM_INFINITY else sys.maxsize):
+        raise Unsupported(f"this node allows {most} descriptors per process", field="limits.nofile")
+    if limits.cpu is not None and limits.cpu < 0.01:
+        raise Unsupported("the least CPU limit is 0.01 cores", field="limits.cpu")
+    return nofile
+
+
+def _real_mount_points(root: Path) -> None:
+    """Refuse an image that redirects the engine's mounts, and with them its masks, by a symbolic link."""
+    if not root.is_dir():
+        raise InfraError(f"the root file system {root} is not mounted")
+    for name in oci.MOUNT_POINTS:
+        point = root / name
+        if point.is_symlink() or (point.exists() and not stat.S_ISDIR(point.lstat().st_mode)):
+            raise Unsupported(f"/{name} of the image must be a directory", field="image")

@@ -1,0 +1,208 @@
+"""Runs the OCI engine: crun, once per sandbox, already inside the sandbox's cgroups.
+
+The engine starts, and then waits for its configuration, which it reads from a pipe. Only when it has been
+moved into the sandbox's cgroups is the configuration written; so nothing it forks can be outside of them, and
+if this process dies in between, the pipe closes and the engine ends with an error. crun's own cgroup code is
+off: it refuses hybrid machines, and `cgroups.Group` knows more. Three facts of crun 1.8 shape this file:
+
+- it looks at /sys/fs/cgroup even so: on hybrid machines it runs in a mount namespace without version 2;
+- it copies its binary and executes itself again, unless it was started from a sealed memfd;
+- it hands descriptors 0 to 2 to the sandbox's root by chown, so none of them may be a file of the host.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import fcntl
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from dsec.bus.errors import InfraError, MissingTool
+
+NAME: Final = "crun"
+SEALS: Final = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+CLONE_FS, CLONE_NEWNS = 0x200, 0x20000
+MS_REC, MS_PRIVATE, MNT_DETACH = 0x4000, 0x40000, 2
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+
+
+def find() -> Path:
+    """The engine's program. Raises MissingTool."""
+    found = shutil.which(NAME, path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+    if found is None:
+        raise MissingTool(f"{NAME} is not installed: apt-get install {NAME}")
+    return Path(found)
+
+
+def sealed(program: Path) -> int:
+    """A descriptor of an unchangeable copy of `program` in memory. Raises OSError."""
+    copy = os.memfd_create(program.name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        with program.open("rb") as source:
+            size = os.fstat(source.fileno()).st_size
+            while os.sendfile(copy, source.fileno(), None, size):
+                pass
+        fcntl.fcntl(copy, fcntl.F_ADD_SEALS, SEALS)
+    except BaseException:
+        os.close(copy)
+        raise
+    return copy
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run of the engine. `adopt` moves a pid into the sandbox's cgroups; `door` is a listening socket."""
+
+    sandbox: str
+    bundle: Path
+    config: bytes
+    door: int
+    agent: int
+    adopt: Callable[[int], None]
+
+
+@dataclass(slots=True)
+class Engine:
+    """The engine of one driver; `state` is its directory, `hide` a mount point that it must not see."""
+
+    state: Path
+    hide: Path | None
+    _program: int = field(init=False)
+    _hands: ThreadPoolExecutor = field(init=False)
+    _host: int = -1
+
+    def __post_init__(self) -> None:
+        self._program = sealed(find())
+        self._hands = ThreadPoolExecutor(1, "engine")
+
+    async def run(self, job: Job) -> None:
+        """Start PID 1 of a sandbox. Raises InfraError with the engine's words, MissingTool, OSError.
+
+        Cancelled or not, the engine has ended when this returns; PID 1 may live if it got so far.
+        """
+        starting = asyncio.get_running_loop().run_in_executor(self._hands, self._start, job)
+        try:
+            pid, words = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            await _give_up(starting)
+            raise
+        try:
+            status = await _ended(pid)
+            if status:
+                raise InfraError(f"{NAME} failed with status {status}: {_text(words) or 'no message'}")
+        finally:
+            os.close(words)
+
+    def _start(self, job: Job) -> tuple[int, int]:
+        """Spawn, adopt, configure; returns the engine's pid and the memfd that its messages go to."""
+        words = os.memfd_create("engine-messages", os.MFD_CLOEXEC)
+        reading, writing = os.pipe()
+        try:
+            pid = self._spawn(job, reading, words)
+        except BaseException:
+            os.close(words)
+            os.close(writing)
+            raise
+        finally:
+            os.close(reading)
+        try:
+            job.adopt(pid)
+            fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, max(65_536, len(job.config)))
+            os.write(writing, job.config)
+        except BaseException:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            os.close(words)
+            raise
+        finally:
+            os.close(writing)
+        return pid, words
+
+    def _spawn(self, job: Job, config: int, words: int) -> int:
+        # sources are lifted above the targets, which posix_spawn would otherwise overwrite in passing
+        wanted = {0: job.door, 1: words, 2: words, 3: job.agent, 4: config}
+        lifted = {target: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 16) for target, fd in wanted.items()}
+        actions = [(os.POSIX_SPAWN_DUP2, source, target) for target, source in lifted.items()]
+        try:
+            self._hidden()
+            return os.posix_spawn(
+                f"/proc/self/fd/{self._program}", self._argv(job), {}, file_actions=actions, setsigmask=[]
+            )
+        finally:
+            self._shown()
+            for source in lifted.values():
+                os.close(source)
+
+    def _argv(self, job: Job) -> list[str]:
+        run = ["run", "-d", "--preserve-fds=1", "--bundle", str(job.bundle), "--config", "/proc/self/fd/4"]
+        return [NAME, "--cgroup-manager=disabled", "--root", str(self.state), *run, job.sandbox]
+
+    def _hidden(self) -> None:
+        if self.hide is None:
+            return
+        if self._host < 0:
+            # a thread with a working directory of its own may change its mount namespace
+            _check(_LIBC.unshare(CLONE_FS), "unshare")
+            self._host = os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        parent, point = str(self.hide.parent).encode(), str(self.hide).encode()
+        _check(_LIBC.unshare(CLONE_NEWNS), "unshare")
+        _check(
+            _LIBC.mount(None, parent, None, MS_REC | MS_PRIVATE, None), f"making {self.hide.parent} private"
+        )
+        _check(_LIBC.umount2(point, MNT_DETACH), f"hiding {self.hide}")
+
+    def _shown(self) -> None:
+        if self._host >= 0:
+            _check(_LIBC.setns(self._host, CLONE_NEWNS), "setns")
+
+    def close(self) -> None:
+        """Give back the thread and its descriptors; no run may be under way."""
+        self._hands.shutdown()
+        for descriptor in (self._program, self._host):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._program = self._host = -1
+
+
+async def _ended(pid: int) -> int:
+    """Wait for child `pid`; its exit code, negative for a signal. Cancelled, the child is killed first."""
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
+    watched = os.pidfd_open(pid)
+    loop.add_reader(watched, done.set)
+    try:
+        await done.wait()
+    except asyncio.CancelledError:
+        os.kill(pid, signal.SIGKILL)
+        raise
+    finally:
+        loop.remove_reader(watched)
+        os.close(watched)
+        _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+async def _give_up(starting: asyncio.Future[tuple[int, int]]) -> None:
+    """End an engine whose start was cancelled half-way."""
+    await asyncio.wait([starting])
+    if starting.exception() is None:
+        pid, words = starting.result()
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(words)
+
+
+def _text(words: int) -> str:
+    return os.pread(words, 4096, 0).decode(errors="replace").strip()
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")

@@ -1,0 +1,118 @@
+"""The OCI runtime configuration of a sandbox: what it may see and do. Pure.
+
+Format: https://github.com/opencontainers/runtime-spec/blob/main/config.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+IDS: Final = 65_536
+"""Host ids per sandbox, from its `uid_base` on."""
+
+AGENT: Final = "/proc/self/fd/3"
+"""The agent is executed from a passed descriptor, so that no file of it is inside."""
+
+CAPABILITIES: Final = [
+    f"CAP_{name}"
+    for name in [
+        "CHOWN",
+        "DAC_OVERRIDE",
+        "FOWNER",
+        "FSETID",
+        "KILL",
+        "SETGID",
+        "SETUID",
+        "SETPCAP",
+        "NET_BIND_SERVICE",
+        "SYS_CHROOT",
+        "AUDIT_WRITE",
+        "SETFCAP",
+    ]
+]
+"""Docker's default set without MKNOD and NET_RAW; they hold in the sandbox's own user namespace only."""
+
+MASKED: Final = [
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/config.gz",
+    "/proc/interrupts",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/kmsg",
+    "/proc/kpagecgroup",
+    "/proc/kpagecount",
+    "/proc/kpageflags",
+    "/proc/latency_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/proc/sysrq-trigger",
+    "/proc/timer_list",
+    "/sys/devices/virtual/powercap",
+    "/sys/firmware",
+    "/sys/kernel",
+]
+READONLY: Final = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys"]
+MOUNT_POINTS: Final = ("proc", "dev", "sys")
+"""Directories of an image onto which the engine mounts; none may be a symbolic link."""
+
+SHM_BYTES: Final = 64 << 20
+NAMESPACES: Final = ("user", "mount", "pid", "ipc", "uts", "network", "cgroup")
+
+
+def render(rootfs: Path, uid_base: int, nofile: int, oom_score_adj: int, seccomp: Mapping[str, Any]) -> bytes:
+    """config.json of one sandbox. `nofile`: descriptors per process; `seccomp`: `linux.seccomp`."""
+    mapping = [{"containerID": 0, "hostID": uid_base, "size": IDS}]
+    return orjson.dumps(
+        {
+            "ociVersion": "1.0.2",
+            "hostname": "sandbox",
+            "root": {"path": str(rootfs)},
+            "process": _process(nofile, oom_score_adj),
+            "mounts": _MOUNTS,
+            "linux": {
+                "namespaces": [{"type": name} for name in NAMESPACES],
+                "uidMappings": mapping,
+                "gidMappings": mapping,
+                "maskedPaths": MASKED,
+                "readonlyPaths": READONLY,
+                "seccomp": seccomp,
+            },
+        }
+    )
+
+
+def _process(nofile: int, oom_score_adj: int) -> dict[str, Any]:
+    return {
+        "terminal": False,
+        "user": {"uid": 0, "gid": 0},
+        "args": [AGENT],
+        "env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
+        "cwd": "/",
+        "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), CAPABILITIES),
+        "rlimits": [
+            {"type": "RLIMIT_NOFILE", "soft": nofile, "hard": nofile},
+            {"type": "RLIMIT_CORE", "soft": 0, "hard": 0},
+        ],
+        # sudo and su inside work: their root is the user namespace's, which is nobody on the host
+        "noNewPrivileges": False,
+        "oomScoreAdj": oom_score_adj,
+    }
+
+
+def _mount(kind: str, where: str, *options: str) -> dict[str, Any]:
+    return {"type": kind, "source": kind, "destination": where, "options": ["nosuid", "noexec", *options]}
+
+
+_MOUNTS: Final = [
+    _mount("proc", "/proc", "nodev"),
+    _mount("tmpfs", "/dev", "mode=755", "size=64k"),
+    _mount("devpts", "/dev/pts", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"),
+    _mount("tmpfs", "/dev/shm", "nodev", "mode=1777", f"size={SHM_BYTES}"),
+    _mount("mqueue", "/dev/mqueue", "nodev"),
+    _mount("sysfs", "/sys", "nodev", "ro"),
+]
