@@ -39,10 +39,10 @@ class Scheduler:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def running(cls, bus: Bus, context: Context) -> AsyncIterator[None]:
+    async def running(cls, bus: Bus, context: Context, *, listen: float = LISTEN) -> AsyncIterator[None]:
         scheduler = cls()
         heartbeats = await bus.subscribe(subjects.ALL_HEARTBEATS, scheduler.heard)
-        timer = asyncio.get_running_loop().call_later(LISTEN, scheduler._listened.set)
+        timer = asyncio.get_running_loop().call_later(listen, scheduler._listened.set)
         try:
             async with serving_internal(bus, subjects.SCHED_PLACE, scheduler.place, queue=QUEUE):
                 yield
