@@ -131,8 +131,9 @@ class Wire:
         connection = self._connection
         if not connection.is_connected:
             raise BrokerDown(f"not connected to the broker; {subject} was not sent")
-        if len(data) > connection.max_payload:
-            raise TooLarge(f"{subject}: {len(data)} bytes, one message takes {connection.max_payload}")
+        size = len(data) + (_header_bytes(headers) if headers else 0)
+        if size > connection.max_payload:
+            raise TooLarge(f"{subject}: {size} bytes, one message takes {connection.max_payload}")
         if not subject or _UNSAFE.search(subject) or _UNSAFE.search(reply):
             raise SpecError(f"{subject!r} is not a subject", field="subject")
         try:
@@ -300,6 +301,15 @@ def parse_headers(block: bytes) -> dict[str, str]:
     if code:
         fields |= {"Status": code, "Description": description}
     return fields
+
+
+def _header_bytes(headers: Mapping[str, str]) -> int:
+    """Size of the header block, which counts as payload; some bytes too many for characters beyond ASCII."""
+    return (
+        12
+        + sum(4 * len(value) if not value.isascii() else len(value) for value in headers.values())
+        + sum(len(key) + 4 for key in headers)
+    )
 
 
 def _expire(waiting: _Waiting, timeout: float) -> None:

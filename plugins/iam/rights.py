@@ -1,0 +1,165 @@
+"""Exactly what each identity may publish and subscribe to: explicit lists, nothing implied.
+
+A list names only what its role needs ("Subjects and rights" of the architecture). Three rules hold for all,
+and the property tests check them: nobody publishes into an inbox except as the answer to a request that it
+received; a tenant reaches only its own project, and neither JetStream nor a stream's subjects; a node reaches
+only its own name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from dsec.bus import subjects
+from dsec.bus.credentials import Role
+from dsec.plugins.iam.store import Identity
+
+API: Final = "$JS.API"
+BUCKETS: Final = tuple(f"KV_{name}" for name in (subjects.REGISTRY_BUCKET, subjects.OPS_BUCKET))
+STREAMS: Final = (*subjects.STREAMS, *BUCKETS)
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """`answer_within`: seconds in which it may answer, once, a request that it received; 0: it answers none.
+
+    The broker remembers every request for as long, so it is the longest deadline and no more.
+    """
+
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+    answer_within: float = 0.0
+    subscriptions: int = 1000
+
+
+def rights_of(identity: Identity) -> Rights:
+    """The rights of one identity; iam's own stand in the broker's configuration (`bus.broker`)."""
+    match identity.role:
+        case Role.TENANT:
+            return _tenant(identity.project, identity.principal)
+        case Role.EDGE:
+            return _edge(identity.node)
+        case Role.CORE:
+            return _core()
+        case Role.SCHEDULER:
+            return _scheduler()
+        case Role.JOURNAL:
+            return _journal()
+        case Role.OPERATOR:
+            return _operator()
+        case Role.IAM:
+            raise ValueError("iam's rights are static")
+
+
+def _tenant(project: str, principal: str) -> Rights:
+    return Rights(
+        publish=tuple(subjects.tenant_publish(project, principal)),
+        subscribe=tuple(subjects.tenant_subscribe(project, principal)),
+        subscriptions=20_000,  # one per exec that streams, for one process with thousands of sandboxes
+    )
+
+
+def _edge(node: str) -> Rights:
+    registry = f"$KV.{subjects.REGISTRY_BUCKET}.*.{node}.*"
+    own = (f"exec.stream.*.{node}.>", f"event.*.*.{node}.>")
+    return Rights(
+        publish=(
+            *own,
+            registry,
+            "audit.edge.>",
+            subjects.node_heartbeat(node),
+            subjects.SCHED_VETO,
+            *_plugin("edge", node),
+            # only with the subject in the subject: a filter in the body would read other nodes' records
+            f"{API}.DIRECT.GET.EXEC.{own[0]}",
+            f"{API}.DIRECT.GET.EVENT.{own[1]}",
+            f"{API}.DIRECT.GET.KV_{subjects.REGISTRY_BUCKET}.{registry}",
+            *_infos(*STREAMS),
+        ),
+        subscribe=(f"node.*.{node}", *subjects.node_requests(node), "$SRV.>", subjects.inbox(node) + ".>"),
+        answer_within=120.0,
+    )
+
+
+def _core() -> Rights:
+    registry, ops = BUCKETS
+    return Rights(
+        publish=(
+            "node.create.*",
+            "node.drain.*",
+            subjects.SCHED_PLACE,
+            f"$KV.{subjects.OPS_BUCKET}.>",
+            "audit.core.>",
+            *_plugin("core", "core"),
+            *(f"{API}.STREAM.{verb}.{stream}" for verb in ("CREATE", "UPDATE") for stream in STREAMS),
+            *_infos(*STREAMS),
+            *_reads(registry, ops),
+        ),
+        subscribe=(*_served(subjects.CORE_VERBS), subjects.SCHED_VETO, *_service("core")),
+        answer_within=30.0,
+    )
+
+
+def _scheduler() -> Rights:
+    return Rights(
+        publish=("audit.scheduler.>", *_plugin("scheduler", "scheduler")),
+        subscribe=(subjects.SCHED_PLACE, subjects.ALL_HEARTBEATS, *_service("scheduler")),
+        answer_within=5.0,
+    )
+
+
+def _journal() -> Rights:
+    return Rights(
+        publish=(
+            "audit.journal.>",
+            *_plugin("journal", "journal"),
+            *_infos(*subjects.STREAMS),
+            *_reads(*subjects.STREAMS),
+        ),
+        subscribe=(*_served(subjects.JOURNAL_VERBS), *_service("journal")),
+        answer_within=30.0,
+    )
+
+
+def _operator() -> Rights:
+    """Reads everything that is stored, asks every service how it is, changes nothing."""
+    return Rights(
+        publish=(
+            "$SRV.>",
+            f"{API}.STREAM.LIST",
+            f"{API}.STREAM.NAMES",
+            f"{API}.CONSUMER.LIST.*",
+            *_infos(*STREAMS),
+            *_reads(*STREAMS),
+        ),
+        subscribe=(
+            "event.>",
+            "audit.>",
+            subjects.ALL_HEARTBEATS,
+            "plugin.>",
+            subjects.inbox("operator") + ".>",
+        ),
+    )
+
+
+def _plugin(kind: str, owner: str) -> tuple[str, ...]:
+    return tuple(f"plugin.{verb}.{kind}.{owner}" for verb in ("announce", "heartbeat", "drain"))
+
+
+def _service(role: str) -> tuple[str, ...]:
+    """What a part of the control plane listens to besides its work: discovery, and its inbox."""
+    return "$SRV.>", subjects.inbox(role) + ".>"
+
+
+def _served(verbs: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
+    return tuple(subjects.served(noun, verb) for noun, verb in verbs)
+
+
+def _infos(*streams: str) -> tuple[str, ...]:
+    return f"{API}.INFO", *(f"{API}.STREAM.INFO.{stream}" for stream in streams)
+
+
+def _reads(*streams: str) -> tuple[str, ...]:
+    """Direct Get with the subject in the request's subject, and with a filter in its body."""
+    return tuple(f"{API}.DIRECT.GET.{stream}{rest}" for stream in streams for rest in ("", ".>"))
