@@ -25,7 +25,7 @@ FIXED_TIME: Final = 1_577_836_800
 """2020-01-01, for trees whose times say nothing; zip files cannot hold times before 1980."""
 _MAGIC: Final = 0xE0F5E1E2
 _SUPERBLOCK: Final = 1024
-_ADVICE: Final = "apt-get install erofs-utils"
+ADVICE: Final = "apt-get install erofs-utils"
 
 
 async def build(tree: Path, image: Path, *, keep_times: bool = True) -> None:
@@ -36,7 +36,7 @@ async def build(tree: Path, image: Path, *, keep_times: bool = True) -> None:
     times = () if keep_times else (f"-T{FIXED_TIME}",)
     command = ("mkfs.erofs", "--quiet", "-d1", f"-U{_VOLUME}", "-zlz4", *times, str(image), str(tree))
     try:
-        await run(*command, advice=_ADVICE, env={"SOURCE_DATE_EPOCH": _KEEP_TIMES})
+        await run(*command, advice=ADVICE, env={"SOURCE_DATE_EPOCH": _KEEP_TIMES})
     except BaseException:
         image.unlink(missing_ok=True)
         raise
@@ -46,7 +46,7 @@ async def verify(image: Path) -> None:
     """Read the whole image back. Raises SpecError when it is no sound EROFS file, MissingTool."""
     await asyncio.to_thread(check_superblock, image)
     try:
-        await run("fsck.erofs", "-d1", "--extract", str(image), advice=_ADVICE)
+        await run("fsck.erofs", "-d1", "--extract", str(image), advice=ADVICE)
     except InfraError as error:
         if type(error) is not InfraError:
             raise

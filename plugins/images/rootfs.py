@@ -1,0 +1,177 @@
+"""Root file systems: an overlay of shared layers under a writable layer, with the owners of a user namespace.
+
+    sandboxes/<id>/composition.json   which layers, which ids
+                   rootfs/            the mounted overlay
+                   data/upper, work   the writable layer; only root passes `data`, for a set-uid file that the
+                                      inside made as its root is owned by the host's root in there
+
+Each layer, and `data`, is cloned and idmapped by itself, the merged overlay cannot be. Owners in `upper` are
+thereby ids of the inside. The overlay is made as the inside's root (setfsuid): otherwise overlayfs cannot
+make its work directory (EOVERFLOW). Descriptors stay open until the file system exists.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from pydantic import BaseModel
+
+from dsec.bus.driver import Rootfs
+from dsec.bus.errors import Conflict, NoSuchSandbox
+from dsec.plugins.images import kernel, problems, tree
+
+RANGE: Final = 65_536
+"""Ids of one sandbox."""
+_OPTIONS: Final = {"index": "off", "metacopy": "off", "redirect_dir": "nofollow", "xino": "off"}
+"""What a packed layer relies on: an upper file is whole, and refers to nothing below by name."""
+_BUSY_WAITS: Final = (0.002, 0.01, 0.05, 0.2, 0.5)
+
+
+class Composition(BaseModel):
+    """What a later process must know to mount the same again."""
+
+    layers: tuple[str, ...]
+    """Digests, bottom first."""
+    uid_base: int
+    volatile: bool
+
+
+class Place:
+    """The directory of one sandbox. Blocking; every method may be repeated."""
+
+    def __init__(self, sandboxes: Path, sandbox: str) -> None:
+        self.sandbox = sandbox
+        self.directory = sandboxes / sandbox
+        self.target = self.directory / "rootfs"
+        self.data = self.directory / "data"
+        self.upper = self.data / "upper"
+        self._work = self.data / "work"
+        self._composition = self.directory / "composition.json"
+
+    def compose(self, composition: Composition, layers: Sequence[Path]) -> Rootfs:
+        """Mount with a fresh writable layer; `layers` are mount points, bottom first.
+
+        Raises Conflict, DiskFull, MissingTool, InfraError, and then leaves nothing.
+        """
+        with problems.files(f"making the directories of {self.sandbox}"):
+            try:
+                self.directory.mkdir(mode=0o711)
+            except FileExistsError:
+                raise Conflict(f"{self.sandbox} has a root file system already") from None
+        try:
+            self._furnish(composition)
+            self._mount(composition, layers)
+        except BaseException:
+            self.release()
+            raise
+        return self._rootfs(composition)
+
+    def composition(self) -> Composition:
+        """Raises NoSuchSandbox, also when a crash came before it was written."""
+        try:
+            return Composition.model_validate_json(self._composition.read_bytes())
+        except (FileNotFoundError, ValueError):
+            raise NoSuchSandbox(f"{self.sandbox} has no root file system on this node") from None
+
+    def recover(self, layers: Sequence[Path]) -> Rootfs:
+        """As it is, or mounted again over the same writable layer (after a restart of the machine)."""
+        composition = self.composition()
+        if not self.target.is_mount():
+            # A volatile overlay leaves a mark in `work` that forbids another mount; nothing else is in there.
+            with problems.files(f"cleaning the work directory of {self.sandbox}"):
+                tree.remove(self._work)
+                self._work.mkdir(mode=0o700)
+            self._mount(composition, layers)
+        return self._rootfs(composition)
+
+    def release(self) -> None:
+        """Unmount and delete everything; silent for what never was."""
+        with problems.files(f"deleting the writable layer of {self.sandbox}"):
+            unmount(self.target)
+            tree.remove(self.directory)
+
+    def _rootfs(self, composition: Composition) -> Rootfs:
+        return Rootfs(path=self.target, upper=self.upper, uid_base=composition.uid_base)
+
+    def _furnish(self, composition: Composition) -> None:
+        with problems.files(f"making the directories of {self.sandbox}"):
+            self.data.mkdir(mode=0o700)
+            for directory in (self.target, self.upper, self._work):
+                directory.mkdir()
+            self.upper.chmod(0o755)  # the root directory inside, whatever this process's umask is
+            self.directory.chmod(0o711)
+            draft = self._composition.with_suffix(".draft")
+            draft.write_text(composition.model_dump_json())
+            draft.replace(self._composition)
+
+    def _mount(self, composition: Composition, layers: Sequence[Path]) -> None:
+        base = composition.uid_base
+        with (
+            problems.mounts(f"mounting the root file system of {self.sandbox}"),
+            contextlib.ExitStack() as held,
+        ):
+            userns = kernel.user_namespace(base, RANGE)
+            held.callback(os.close, userns)
+            lowers = [_clone(held, layer, userns) for layer in reversed(layers)]
+            data = _clone(held, self.data, userns, readonly=False)
+            upper, work = (_directory(held, data, name) for name in ("upper", "work"))
+            with kernel.acting_as(base):
+                mount = _overlay(held, lowers, upper, work, volatile=composition.volatile)
+            kernel.attach(mount, self.target)
+
+
+def _clone(held: contextlib.ExitStack, path: Path, userns: int, *, readonly: bool = True) -> int:
+    clone = kernel.idmapped_clone(path, userns, readonly=readonly)
+    held.callback(os.close, clone)
+    return clone
+
+
+def _directory(held: contextlib.ExitStack, parent: int, name: str) -> int:
+    found = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    held.callback(os.close, found)
+    return found
+
+
+def _overlay(
+    held: contextlib.ExitStack, lowers: Sequence[int], upper: int, work: int, *, volatile: bool
+) -> int:
+    """Descriptor of the detached overlay; `lowers` top first."""
+    context = kernel.FsContext("overlay")
+    held.callback(context.close)
+    for lower in lowers:
+        context.descriptor("lowerdir+", lower)
+    context.descriptor("upperdir", upper)
+    context.descriptor("workdir", work)
+    for key, value in _OPTIONS.items():
+        context.text(key, value)
+    if volatile:
+        context.flag("volatile")
+    mount = context.mount(kernel.MOUNT_NODEV)
+    held.callback(os.close, mount)
+    return mount
+
+
+def unmount(target: Path) -> None:
+    """Unmount whatever is mounted at `target`, silent when nothing is.
+
+    Processes that end take a moment to let go; a mount that stays busy is detached, and ends with its users.
+    """
+    waits = iter(_BUSY_WAITS)
+    while True:
+        try:
+            kernel.unmount(target)
+        except OSError as error:
+            if error.errno in {errno.EINVAL, errno.ENOENT}:
+                return
+            if error.errno != errno.EBUSY:
+                raise
+            if (wait := next(waits, None)) is None:
+                kernel.unmount(target, kernel.MNT_DETACH)
+            else:
+                time.sleep(wait)
