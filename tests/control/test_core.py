@@ -236,7 +236,7 @@ async def test_what_is_over_the_admission_bound_is_shed_at_once() -> None:
 
     handler = admission(2)(slow)
     call = Call(subjects.Address("sandbox", "create", PROJECT, PRINCIPAL), "", "", b"")
-    first = [asyncio.create_task(handler(call)) for _ in range(2)]
+    first = [asyncio.ensure_future(handler(call)) for _ in range(2)]
     await asyncio.sleep(0)
     with pytest.raises(Overloaded) as caught:
         await handler(call)

@@ -1,0 +1,213 @@
+"""`dsec up`: broker, control plane and node in one process, or one half of it.
+
+Starts in the order of need (broker, iam, core, scheduler, journal, edge) and ends in reverse, each stage with
+a deadline. The first start makes every credential. One line tells when all of it serves; with `--json` an
+object: `url`, `credentials` (file of the first principal), `home`, `node`, `parts`, `pid`, `broker_pid`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from dsec.bus import ids, registry, subjects
+from dsec.bus.broker import Broker
+from dsec.bus.credentials import Credentials
+from dsec.bus.errors import InfraError, NodeLost, SpecError
+from dsec.bus.handlers import result
+from dsec.bus.home import Home, default_node
+from dsec.bus.host import CONTROL_PLANE, PLUGINS, Context, images_of, load, plugin, usable_drivers
+from dsec.bus.messages import Place
+from dsec.bus.wire import Wire
+from dsec.sdk.cli.output import emit, say
+
+log = logging.getLogger(__name__)
+
+DRAIN_WITHIN: Final = 25.0
+"""Seconds in which a node ends, its sandboxes included when it is drained."""
+JOIN_WITHIN: Final = 10.0
+"""Seconds until a node must be known to the scheduler."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """`only` one half; `broker`: URL of the control plane's, for a node alone; `port` 0: the former one."""
+
+    home: Home
+    only: Literal["control", "edge"] | None = None
+    node: str = field(default_factory=default_node)
+    port: int = 0
+    broker: str = ""
+    json: bool = False
+
+    def __post_init__(self) -> None:
+        ids.check("node", self.node)
+        if self.broker and self.only != "edge":
+            raise SpecError(
+                "--broker goes with --only edge: the control plane brings its own", field="broker"
+            )
+
+    @property
+    def control(self) -> bool:
+        return self.only != "edge"
+
+    @property
+    def edge(self) -> bool:
+        return self.only != "control"
+
+
+def register(subparsers: Any) -> None:
+    """Add the command `up`."""
+    parser = subparsers.add_parser("up", help="run broker, control plane and node", description=__doc__)
+    parser.add_argument("--home", type=Path, default=Home.default().path, help="where everything is kept")
+    parser.add_argument("--only", choices=("control", "edge"), help="run one half")
+    parser.add_argument("--node", default=default_node(), help="id of this node (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=0, help="of the broker; 0: the former one, or a free one")
+    parser.add_argument("--broker", default="", help="URL of the control plane's broker, with --only edge")
+    parser.add_argument("--json", action="store_true", help="tell readiness as a JSON object")
+    parser.set_defaults(handler=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until SIGTERM or SIGINT; the exit code."""
+    options = Options(
+        Home(args.home.absolute()), args.only, args.node, args.port, args.broker, json=args.json
+    )
+    logging.getLogger("dsec").setLevel(logging.INFO)
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(up(options))
+    except OSError as error:
+        raise InfraError.during(f"home {options.home.path}", error) from error
+    return 0
+
+
+async def up(options: Options) -> None:
+    """Run until SIGTERM or SIGINT: while starting they cancel, then they end cleanly, a second one at once.
+
+    Raises AlreadyRunning, MissingTool, BrokerDown, Unauthenticated, DiskFull.
+    """
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert task is not None
+    serving, stop = False, asyncio.Event()
+
+    def asked_to_end() -> None:
+        if serving and not stop.is_set():
+            stop.set()
+        else:
+            task.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, asked_to_end)
+    with contextlib.suppress(asyncio.CancelledError):
+        async with running(options) as ready:
+            serving = True
+            _tell(ready, as_json=options.json)
+            await stop.wait()
+
+
+@contextlib.asynccontextmanager
+async def running(options: Options) -> AsyncIterator[dict[str, Any]]:
+    """The platform, or its half, while the block runs; the ready line's content."""
+    home = options.home
+    ready: dict[str, Any] = {"home": str(home.path), "node": options.node, "pid": os.getpid(), "parts": []}
+    async with contextlib.AsyncExitStack() as stack:
+        core: Wire | None = None
+        if options.control:
+            core = await stack.enter_async_context(_control_plane(options, ready))
+        else:
+            ready["url"] = options.broker or home.ready()["url"]
+        if options.edge:
+            await stack.enter_async_context(_edge(options, ready))
+        if core is not None and options.edge:
+            await _known(core, options.node)
+        if options.control:
+            home.announce(ready)
+        yield ready
+
+
+@contextlib.asynccontextmanager
+async def _control_plane(options: Options, ready: dict[str, Any]) -> AsyncIterator[Wire]:
+    """Broker, iam and the control plane's services; yields core's connection."""
+    home, iam = options.home, load(PLUGINS, "iam")
+    async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(home.held("control"))
+        prepared = iam.prepare(home, nodes=[options.node])
+        broker = await stack.enter_async_context(
+            Broker.running(home.broker, port=options.port, auth=prepared.auth)
+        )
+        ready |= {"url": broker.url, "broker_pid": broker.pid, "credentials": str(prepared.path("u-admin"))}
+
+        async def start(name: str) -> Wire:
+            context = Context(home.part(name))
+            block = plugin(name, broker.url, prepared.credentials(name), context)
+            ready["parts"].append(name)
+            return await stack.enter_async_context(block)
+
+        await start("iam")
+        await _streams(broker.url, prepared.credentials("core"), home)
+        wires = {name: await start(name) for name in CONTROL_PLANE}
+        yield wires["core"]
+
+
+async def _streams(url: str, credentials: Credentials, home: Home) -> None:
+    async with Wire.connect(url, credentials, "setup") as wire:
+        await registry.ensure(wire.jetstream, registry.exec_budget(home.broker))
+
+
+@contextlib.asynccontextmanager
+async def _edge(options: Options, ready: dict[str, Any]) -> AsyncIterator[None]:
+    """This machine as a node. Sandboxes outlive an edge that ran alone: its successor takes them over."""
+    home, node = options.home, options.node
+    with home.held(node):
+        context = Context(
+            home.node(node),
+            node,
+            drivers=await usable_drivers(home, node),
+            images=images_of(home, node),
+            drain=options.control,
+        )
+        credentials = Credentials.load(home.credentials / f"{node}.json")
+        async with plugin("edge", ready["url"], credentials, context, stop_within=DRAIN_WITHIN):
+            ready["parts"].append("edge")
+            yield
+
+
+async def _known(core: Wire, node: str) -> None:
+    """Return when the scheduler has heard of the node. Raises NodeLost when it does not."""
+    body = Place(backend="", at=node).model_dump_json().encode()
+    until = asyncio.get_running_loop().time() + JOIN_WITHIN
+    while True:
+        try:
+            result((await core.request(subjects.SCHED_PLACE, body, timeout=JOIN_WITHIN)).data)
+            return
+        except NodeLost:
+            if asyncio.get_running_loop().time() > until:
+                raise
+            await asyncio.sleep(0.05)
+
+
+def _tell(ready: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        emit(ready)
+    else:
+        say(f"dsec is up: {', '.join(ready['parts'])} on {ready['url']}, home {ready['home']}")
+        sys.stdout.flush()
+
+
+def _loop_factory() -> Any:
+    """uvloop's, where it is installed (extra `node`); asyncio's own otherwise."""
+    try:
+        import uvloop  # noqa: PLC0415 - optional
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
