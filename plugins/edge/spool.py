@@ -8,32 +8,19 @@ replaces it. Ranges that are stored in the log are punched out; a restarted node
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import os
 from bisect import bisect_right
-from collections.abc import Iterator
 from pathlib import Path
 from struct import Struct
 from typing import Final, Self
 
-from dsec.bus.errors import DiskFull
 from dsec.bus.frames import Kind
+from dsec.plugins.edge.disk import room_for
 from dsec.plugins.edge.syscalls import punch
 
 _MARK: Final = Struct("=QB")
 _PAGE: Final = 4096
 _PUNCH_EVERY: Final = 256 * 1024
-
-
-@contextlib.contextmanager
-def _no_space() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-            raise DiskFull("no memory for command output: the node's tmpfs is full") from error
-        raise
 
 
 class Spool:
@@ -42,7 +29,7 @@ class Spool:
     def __init__(self, base: Path) -> None:
         self._base = base
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        with _no_space():
+        with room_for("command output (tmpfs)"):
             self._file = os.open(base.with_suffix(".spool"), flags, 0o600)
             self._marks_file = os.open(base.with_suffix(".marks"), flags | os.O_APPEND, 0o600)
         self.taken = os.lseek(self._file, 0, os.SEEK_END)
@@ -65,7 +52,7 @@ class Spool:
     def take(self, kind: Kind, pipe: int, length: int) -> int:
         """Move up to `length` bytes out of `pipe`; 0 at its end or when it is empty. Raises DiskFull."""
         self._mark(kind)
-        with _no_space():
+        with room_for("command output (tmpfs)"):
             try:
                 moved = os.splice(pipe, self._file, length, offset_dst=self.taken)
             except BlockingIOError:
@@ -86,7 +73,7 @@ class Spool:
     def forget(self, offset: int) -> None:
         """Everything before `offset` is stored: give its memory back, now and then."""
         page = offset - offset % _PAGE
-        if page - self._punched >= _PUNCH_EVERY:
+        if self._file >= 0 and page - self._punched >= _PUNCH_EVERY:
             punch(self._file, self._punched, page - self._punched)
             self._punched = page
             passed = max(0, bisect_right(self._offsets, page) - 1)
@@ -113,7 +100,7 @@ class Spool:
     def _mark(self, kind: Kind) -> None:
         if self._kinds and self._kinds[-1] is kind:
             return
-        with _no_space():
+        with room_for("command output (tmpfs)"):
             os.write(self._marks_file, _MARK.pack(self.taken, kind))
         self._note(self.taken, kind)
 
@@ -126,9 +113,9 @@ class Spool:
 
 
 def remove(base: Path) -> None:
-    """Delete a spool that may be there."""
-    base.with_suffix(".spool").unlink(missing_ok=True)
-    base.with_suffix(".marks").unlink(missing_ok=True)
+    """Delete what may be there of an exec: its spool, and what was fed to its standard input."""
+    for suffix in (".spool", ".marks", ".stdin", ".feed"):
+        base.with_suffix(suffix).unlink(missing_ok=True)
 
 
 def _whole_marks(descriptor: int) -> bytes:

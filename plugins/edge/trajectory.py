@@ -7,7 +7,6 @@ exec is `log` in the exec's frames.
 
 from __future__ import annotations
 
-import errno
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from dsec.bus.errors import DiskFull
+from dsec.plugins.edge.disk import room_for
 
 
 @dataclass(slots=True)
@@ -28,7 +27,8 @@ class Entry:
     started: float
     timeout: float | None
     quota: int
-    detach: bool
+    detach: bool = False
+    stdin_open: bool = False
     ended: dict[str, Any] = field(default_factory=dict)
 
 
@@ -39,10 +39,15 @@ class Trajectory:
         self._path = path
         self.entries = {entry.exec: entry for entry in _read(path)}
         """The execs that a former process journalled; new ones are not added."""
-        self.next = 1 + max((entry.log for entry in self.entries.values()), default=0)
+        self._last = max((entry.log for entry in self.entries.values()), default=0)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         if _torn(path):
             os.write(self._file, b"\n")
+
+    def take_number(self) -> int:
+        """The number of the next exec, counted from 1."""
+        self._last += 1
+        return self._last
 
     def start(self, entry: Entry) -> None:
         """Before the command is forked."""
@@ -55,6 +60,7 @@ class Trajectory:
                 "timeout": entry.timeout,
                 "quota": entry.quota,
                 "detach": entry.detach,
+                "stdin_open": entry.stdin_open,
             }
         )
 
@@ -71,12 +77,8 @@ class Trajectory:
     def _append(self, line: dict[str, Any]) -> None:
         if self._file < 0:
             return
-        try:
+        with room_for("the journal of commands"):
             os.write(self._file, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
-        except OSError as error:
-            if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-                raise DiskFull("the node's disk is full: commands cannot be journalled") from error
-            raise
 
 
 def _read(path: Path) -> list[Entry]:

@@ -1,0 +1,98 @@
+"""The node's agent: admission, lifecycle, commands, files, recovery, reaping, heartbeats.
+
+"Node" is the machine, "edge" the program. When the edge ends, its sandboxes and their commands go on and the
+next edge with the same home takes them over; `drain` first is how a node is put out of service.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from dsec.bus.appender import Appender
+from dsec.bus.directget import DirectGet
+from dsec.bus.errors import SpecError
+from dsec.bus.host import Context
+from dsec.bus.transport import Bus
+from dsec.plugins.edge.admission import Capacity
+from dsec.plugins.edge.create import Creator
+from dsec.plugins.edge.ending import Ending
+from dsec.plugins.edge.heartbeat import beat
+from dsec.plugins.edge.journal import Journal
+from dsec.plugins.edge.node import Node, spools_for
+from dsec.plugins.edge.pipes import Scratch
+from dsec.plugins.edge.reaper import reap, watch
+from dsec.plugins.edge.recovery import Recovery
+from dsec.plugins.edge.sandboxes import Sandboxes
+from dsec.plugins.edge.service import Service
+from dsec.plugins.edge.tasks import Tasks
+
+__all__ = ["Edge"]
+
+
+class Edge:
+    """The plugin `edge`; `context` needs a node, drivers and images."""
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def running(cls, bus: Bus, context: Context) -> AsyncIterator[None]:
+        """Serve while the block runs; sandboxes live on after it, unless the node was drained.
+
+        Raises SpecError for an incomplete context, DiskFull, BrokerDown, InfraError.
+        """
+        async with contextlib.AsyncExitStack() as stack:
+            node = await _node(bus, context, stack)
+            reader = await stack.enter_async_context(DirectGet.running(bus))
+            ending = Ending(node)
+            await Recovery(node, ending, reader).run()
+            stack.callback(_close, node)
+            tasks = await stack.enter_async_context(Tasks.running())
+            for driver in node.drivers.values():
+                tasks.spawn(watch(driver, ending), "watch")
+            tasks.spawn(reap(node, ending), "reaper")
+            await stack.enter_async_context(Service(node, Creator(node), ending).serving())
+            tasks.spawn(beat(node), "heartbeat")
+            yield
+
+
+async def _node(bus: Bus, context: Context, stack: contextlib.AsyncExitStack) -> Node:
+    if not (context.node and context.drivers is not None and context.images is not None):
+        raise SpecError("an edge needs a node id, drivers and images", field="context")
+    home, spools = context.home, spools_for(context.home)
+    for directory in (home, spools):
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    stack.callback(_remove_if_empty, spools)
+    journal = await stack.enter_async_context(Journal.opened(home / "journal.db"))
+    appender = await stack.enter_async_context(Appender.running(bus))
+    return Node(
+        name=context.node,
+        bus=bus,
+        home=home,
+        spools=spools,
+        drivers=context.drivers,
+        images=context.images,
+        journal=journal,
+        appender=appender,
+        tasks=await stack.enter_async_context(Tasks.running()),
+        scratch=stack.enter_context(Scratch.opened()),
+        sandboxes=Sandboxes(journal, appender),
+        capacity=machine(),
+    )
+
+
+def machine() -> Capacity:
+    """What this machine has."""
+    pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    return Capacity(cpu=float(len(os.sched_getaffinity(0))), memory=pages * size)
+
+
+def _close(node: Node) -> None:
+    for sandbox in node.sandboxes:
+        sandbox.close()
+
+
+def _remove_if_empty(directory: Path) -> None:
+    with contextlib.suppress(OSError):
+        directory.rmdir()

@@ -1,0 +1,122 @@
+"""Creating a sandbox: a chain of stages, each with its undo.
+
+admit -> intent in the journal -> rootfs -> driver (cgroup, guard, network, start) -> door -> first answer ->
+journal. On any failure the undos run in reverse, so that nothing is left. An operation that is repeated
+while it runs waits for the same result; afterwards it finds the stored answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+
+from dsec.bus.chronus.guest import Guest
+from dsec.bus.driver import Driver, Order
+from dsec.bus.errors import InfraError
+from dsec.bus.handlers import in_time, ok
+from dsec.bus.messages import NodeCreate, Record, State
+from dsec.bus.spec import Limits
+from dsec.plugins.edge.admission import admit, applied, load
+from dsec.plugins.edge.node import Node
+from dsec.plugins.edge.undo import Undo, undoing
+
+AT_ONCE = 16
+"""Creates in their stages; more only makes each slower."""
+
+
+class Creator:
+    """Creates sandboxes on one node."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._gate = asyncio.Semaphore(AT_ONCE)
+
+    async def create(self, order: NodeCreate) -> bytes:
+        """The answer `{"ok": Record}`: its sandbox is on disk in the journal, and its inside has answered.
+
+        Raises NoCapacity (a veto, nothing was done), Unsupported, NoSuchImage, DiskFull, MissingTool,
+        LimitError, AgentCrippled, InfraError.
+        """
+        node, key = self._node, f"{order.project}/create/{order.op}"
+        running = node.creating.get(key)
+        if running is None:
+            running = node.tasks.spawn(self._once(order, key), f"create of {order.sandbox}")
+            if running is None:
+                raise InfraError("the node is stopping")
+            node.creating[key] = running
+            running.add_done_callback(lambda _: node.creating.pop(key, None))
+        answer: bytes = await asyncio.shield(running)
+        return answer
+
+    async def _once(self, order: NodeCreate, key: str) -> bytes:
+        node = self._node
+        answered = await node.journal.answered(key)
+        if answered is not None:
+            return answered
+        limits = applied(order.spec, node.backends())
+        admit(
+            limits,
+            now=load(node.sandboxes.promised()),
+            capacity=node.capacity,
+            disk_free=node.disk_free(),
+            draining=node.draining,
+        )
+        node.sandboxes.reserve(order.sandbox, limits)
+        try:
+            async with self._gate:
+                in_time(order)
+                return await self._stages(order, limits, key)
+        finally:
+            node.sandboxes.unreserve(order.sandbox)
+
+    async def _stages(self, order: NodeCreate, limits: Limits, key: str) -> bytes:
+        node, sandbox = self._node, order.sandbox
+        driver = node.drivers[order.spec.backend]
+        async with undoing() as undo:
+            await node.journal.intend(sandbox)
+            undo.later("the intent", partial(node.journal.forget, sandbox))
+            node.keep_secrets(sandbox, order.secrets)
+            undo.later("the directories", partial(_forget, node, sandbox))
+            undo.later("the rootfs", partial(node.images.release, sandbox))
+            rootfs = await node.images.compose(sandbox, order.spec.image)
+            undo.later("the inside", partial(driver.destroy, sandbox))
+            handle = await driver.create(Order(sandbox, order.spec, limits), rootfs)
+            guest = await self._first_answer(driver, sandbox, undo)
+            record = self._record(order, limits)
+            held = node.hold(record, handle, guest)
+            undo.later("its files", held.aclose)
+            answer = ok(record)
+            await node.journal.live(record, handle, key, answer)
+            node.sandboxes.add(held)
+            undo.keep()
+        node.sandboxes.publish(record, "created")
+        return answer
+
+    async def _first_answer(self, driver: Driver, sandbox: str, undo: Undo) -> Guest:
+        guest = await Guest.connect(await driver.channel(sandbox))
+
+        async def close() -> None:
+            guest.close()
+
+        undo.later("the channel", close)
+        return guest
+
+    def _record(self, order: NodeCreate, limits: Limits) -> Record:
+        now = int(time.time() * 1000)
+        return Record(
+            sandbox=order.sandbox,
+            project=order.project,
+            principal=order.principal,
+            node=self._node.name,
+            epoch=self._node.journal.epoch,
+            state=State.RUNNING,
+            spec=order.spec,
+            applied=limits,
+            created=now,
+            expires=now + int(order.spec.ttl * 1000),
+        )
+
+
+async def _forget(node: Node, sandbox: str) -> None:
+    node.forget(sandbox)

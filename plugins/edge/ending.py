@@ -1,0 +1,95 @@
+"""How sandboxes end: destroyed on request or when their time is up, failed when their inside died.
+
+A destroy is acknowledged when nothing is left on the node; it is in the journal before the first step, so a
+restarted node finishes it. A failed sandbox loses its processes at once and keeps its record and its writable
+layer until it is destroyed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from dsec.bus.driver import Death
+from dsec.bus.errors import DsecError, NoSuchSandbox
+from dsec.bus.handlers import ok
+from dsec.bus.messages import State
+from dsec.plugins.edge.node import Node
+from dsec.plugins.edge.sandboxes import Sandbox
+
+log = logging.getLogger(__name__)
+
+
+def gone_key(project: str, sandbox: str) -> str:
+    """Under which the journal keeps the answer to a destroy: repeating it is answered alike."""
+    return f"{project}/destroy/{sandbox}"
+
+
+class Ending:
+    """Ends sandboxes of one node."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    async def destroy(self, sandbox: Sandbox, reason: str = "") -> None:
+        """Nothing is left afterwards; those who ask meanwhile wait for the same end. Raises InfraError."""
+        if sandbox.ending is None:
+            work = self._destroy(sandbox, reason)
+            sandbox.ending = self._node.tasks.spawn(work, f"destroy of {sandbox.id}")
+            if sandbox.ending is None:
+                raise NoSuchSandbox("the node is stopping; the sandbox lives on")
+            sandbox.ending.add_done_callback(lambda task: _ended(sandbox, task))
+        await asyncio.shield(sandbox.ending)
+
+    async def destroyed(self, sandbox: str, project: str) -> bytes | None:
+        """The answer to a repeated destroy, if there was one."""
+        return await self._node.journal.answered(gone_key(project, sandbox))
+
+    async def _destroy(self, sandbox: Sandbox, reason: str) -> None:
+        node = self._node
+        await node.journal.destroying(sandbox.id)
+        sandbox.close()
+        await self.sweep(sandbox.id, sandbox.handle.driver)
+        record = sandbox.record.model_copy(update={"state": State.DESTROYED, "reason": reason})
+        await node.journal.forget(sandbox.id, gone_key(record.project, record.sandbox), ok())
+        node.sandboxes.remove(sandbox.id)
+        node.sandboxes.publish(record, "destroyed")
+
+    async def sweep(self, sandbox: str, driver: str | None = None) -> None:
+        """Take everything of a sandbox off the node, whatever is there; repeatable."""
+        node = self._node
+        for name, one in node.drivers.items():
+            if driver in {None, name}:
+                await one.destroy(sandbox)
+        await node.images.release(sandbox)
+        node.forget(sandbox)
+
+    async def fail(self, death: Death) -> None:
+        """The inside died: end what is left of it, keep record and writable layer. Repeatable."""
+        sandbox = self._node.sandboxes.find(death.sandbox)
+        if sandbox is None or sandbox.ending is not None or sandbox.record.state is State.FAILED:
+            return
+        log.warning("%s failed (%s): %s", sandbox.id, death.failure.value, death.reason)
+        await self._node.sandboxes.change(sandbox, State.FAILED, failure=death.failure, reason=death.reason)
+        if sandbox.guest is not None:
+            sandbox.guest.close()
+        sandbox.guest = None
+        await sandbox.driver.destroy(sandbox.id)
+
+    async def drain(self) -> None:
+        """Take nothing new and destroy all sandboxes; one that cannot be is left to the next start."""
+        self._node.draining = True
+        outcomes = await asyncio.gather(
+            *(self.destroy(sandbox, "the node was drained") for sandbox in self._node.sandboxes),
+            return_exceptions=True,
+        )
+        for outcome in outcomes:
+            if isinstance(outcome, DsecError):
+                log.error("drain: %s", outcome)
+            elif isinstance(outcome, BaseException):
+                raise outcome
+
+
+def _ended(sandbox: Sandbox, task: asyncio.Task[None]) -> None:
+    if task.cancelled() or task.exception() is not None:
+        sandbox.ending = None  # it may be tried again, and is after a restart

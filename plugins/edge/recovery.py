@@ -1,0 +1,133 @@
+"""Taking over what a former process of this node left: sandboxes go on, commands go on, orphans go.
+
+The journal tells what was acknowledged. A live sandbox is recovered with its commands: the last stored record
+of each tells how far its output got, the rest is in its spool and its pipes. A dead one fails. An intent, a
+begun destroy and any root file system that no row names are swept away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from dsec.bus import subjects
+from dsec.bus.chronus.guest import Guest
+from dsec.bus.directget import DirectGet
+from dsec.bus.driver import CountsOom, Death
+from dsec.bus.errors import DsecError, Failure, GoneError
+from dsec.bus.frames import Frame, unpack
+from dsec.bus.handlers import ok
+from dsec.bus.messages import State
+from dsec.plugins.edge.ending import Ending, gone_key
+from dsec.plugins.edge.execs import Execs
+from dsec.plugins.edge.journal import Phase, Row
+from dsec.plugins.edge.node import Node
+from dsec.plugins.edge.running import Running
+from dsec.plugins.edge.sandboxes import Sandbox
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 16
+
+
+class Recovery:
+    """One start of a node; `run` returns when everything is taken over or swept."""
+
+    def __init__(self, node: Node, ending: Ending, reader: DirectGet) -> None:
+        self._node = node
+        self._ending = ending
+        self._reader = reader
+        self._execs = Execs(node)
+
+    async def run(self) -> None:
+        """Raises InfraError only for the node as a whole; one sandbox's trouble is its own."""
+        node = self._node
+        rows = await node.journal.rows()
+        live = {row.sandbox for row in rows if row.phase is Phase.LIVE}
+        orphans = (await node.images.composed() | {row.sandbox for row in rows} | self._directories()) - live
+        gate = asyncio.Semaphore(AT_ONCE)
+
+        async def guarded(row: Row) -> None:
+            async with gate:
+                await self._take_over(row)
+
+        await asyncio.gather(*(guarded(row) for row in rows if row.sandbox in live))
+        by_id = {row.sandbox: row for row in rows}
+        for sandbox in sorted(orphans):
+            await self._sweep(sandbox, by_id.get(sandbox))
+
+    def _directories(self) -> set[str]:
+        node = self._node
+        parents = (node.home / "sandboxes", node.spools)
+        return {entry.name for parent in parents if parent.exists() for entry in parent.iterdir()}
+
+    async def _sweep(self, sandbox: str, row: Row | None) -> None:
+        log.info("sweeping %s", sandbox)
+        try:
+            await self._ending.sweep(sandbox)
+        except DsecError:
+            log.exception("sweeping %s; it is tried again at the next start", sandbox)
+            return
+        if row is None or row.record is None:
+            await self._node.journal.forget(sandbox)
+            return
+        record = row.record.model_copy(update={"state": State.DESTROYED})
+        await self._node.journal.forget(sandbox, gone_key(record.project, sandbox), ok())
+        self._node.sandboxes.publish(record, "destroyed")
+
+    async def _take_over(self, row: Row) -> None:
+        assert row.record is not None
+        assert row.handle is not None
+        node = self._node
+        if row.handle.driver not in node.drivers:
+            log.error("%s: the node has no backend %s any more", row.sandbox, row.handle.driver)
+            return
+        record = row.record.model_copy(update={"epoch": node.journal.epoch})
+        sandbox = node.hold(record, row.handle, None)
+        node.sandboxes.add(sandbox)
+        try:
+            await node.images.recover(row.sandbox)
+            if record.state is not State.FAILED:
+                await self._inside(sandbox)
+            await node.sandboxes.rewrite(sandbox, record, what="recovered")
+        except DsecError as error:
+            await self._failed(sandbox, error)
+
+    async def _inside(self, sandbox: Sandbox) -> None:
+        driver = sandbox.driver
+        await driver.recover(sandbox.handle)
+        sandbox.guest = await Guest.connect(await driver.channel(sandbox.id))
+        if isinstance(driver, CountsOom):
+            sandbox.oom_kills = await driver.oom_kills(sandbox.id)
+        for exec_ in await sandbox.guest.execs():
+            await self._command(sandbox, sandbox.guest, exec_)
+
+    async def _failed(self, sandbox: Sandbox, error: DsecError) -> None:
+        failure = Failure.INFRA if isinstance(error, GoneError) else error.failure
+        reason = f"it did not survive the restart of its node: {error.message}"
+        await self._ending.fail(Death(sandbox.id, failure, reason))
+
+    async def _command(self, sandbox: Sandbox, guest: Guest, exec_: str) -> None:
+        """Go on with one command of the sandbox."""
+        command = await guest.attach(exec_)
+        entry = sandbox.trajectory.entries.get(exec_)
+        if entry is None:
+            log.warning("%s: exec %s is not in the journal; it is ended", sandbox.id, exec_)
+            await command.release()
+            return
+        running = self._execs.run(sandbox, entry, command)
+        last = await self._last(sandbox, exec_)
+        if running.stdin is not None:
+            self._node.tasks.spawn(running.stdin.resume(eof=not entry.stdin_open), f"stdin of {exec_}")
+        if not running.resume(last):
+            self._node.tasks.spawn(_begin(running), f"start of {exec_}")
+
+    async def _last(self, sandbox: Sandbox, exec_: str) -> Frame | None:
+        subject = subjects.exec_stream(sandbox.record.project, sandbox.id, exec_)
+        stored = await self._reader.last("EXEC", subject)
+        return None if stored is None else unpack(stored.data)
+
+
+async def _begin(running: Running) -> None:
+    """As at its start, but nobody waits for the answer: a caller that asks again finds the log."""
+    await running.begin()

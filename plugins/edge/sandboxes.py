@@ -1,0 +1,169 @@
+"""The sandboxes of this node: one table, and the one place where their records change.
+
+Each change of state goes to the journal first, then to the registry and the event stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dsec.bus import subjects
+from dsec.bus.appender import Appender
+from dsec.bus.chronus.guest import Guest
+from dsec.bus.driver import CountsOom, Driver, Handle
+from dsec.bus.errors import (
+    AgentCrippled,
+    DsecError,
+    Failure,
+    InfraError,
+    LimitError,
+    NoSuchSandbox,
+    PolicyError,
+    SpecError,
+)
+from dsec.bus.messages import Event, Record, State
+from dsec.bus.spec import Limits
+from dsec.plugins.edge.journal import Journal
+from dsec.plugins.edge.running import Desk, Running
+from dsec.plugins.edge.states import change
+from dsec.plugins.edge.trajectory import Trajectory
+
+_FAILED: dict[Failure, type[DsecError]] = {
+    Failure.LIMIT: LimitError,
+    Failure.POLICY: PolicyError,
+    Failure.INFRA: InfraError,
+}
+
+
+@dataclass(slots=True)
+class Sandbox:
+    """A sandbox and what the node holds of it. `guest` is None once its inside is dead."""
+
+    record: Record
+    handle: Handle
+    driver: Driver
+    guest: Guest | None
+    home: Path
+    spools: Path
+    trajectory: Trajectory
+    desk: Desk
+    env: dict[str, str]
+    running: dict[str, Running] = field(default_factory=dict)
+    starting: dict[str, asyncio.Future[bytes]] = field(default_factory=dict)
+    logs: dict[str, int] = field(default_factory=dict)
+    used: float = field(default_factory=time.monotonic)
+    oom_kills: int = 0
+    ending: asyncio.Task[None] | None = None
+    switching: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def id(self) -> str:
+        return self.record.sandbox
+
+    def inside(self) -> Guest:
+        """The agent inside. Raises SpecError for a paused sandbox, or what the sandbox failed of."""
+        state = self.record.state
+        if self.guest is not None and state is State.RUNNING:
+            return self.guest
+        if state is State.FAILED:
+            kind = _FAILED.get(self.record.failure or Failure.INFRA, InfraError)
+            raise kind(f"the sandbox failed: {self.record.reason}")
+        if self.guest is None:
+            raise AgentCrippled("the sandbox's agent does not answer")
+        raise SpecError(f"the sandbox is {state.value}; resume it first", field="state")
+
+    async def oom_killed(self) -> bool:
+        """Whether a process was killed for memory since the last question."""
+        if not isinstance(self.driver, CountsOom):
+            return False
+        before, self.oom_kills = self.oom_kills, await self.driver.oom_kills(self.id)
+        return self.oom_kills > before
+
+    def close(self) -> None:
+        """Stop reading and publishing what its commands print; they go on. Repeatable."""
+        for running in self.running.values():
+            running.stop()
+        if self.guest is not None:
+            self.guest.close()
+        self.guest = None
+        self.trajectory.close()
+
+    async def aclose(self) -> None:
+        self.close()
+
+
+class Sandboxes:
+    """The table; ids of other projects look as if they did not exist."""
+
+    def __init__(self, journal: Journal, appender: Appender) -> None:
+        self._journal = journal
+        self._appender = appender
+        self._table: dict[str, Sandbox] = {}
+        self._reserved: dict[str, Limits] = {}
+
+    def __iter__(self) -> Iterator[Sandbox]:
+        return iter(list(self._table.values()))
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def find(self, sandbox: str) -> Sandbox | None:
+        return self._table.get(sandbox)
+
+    def get(self, sandbox: str, project: str) -> Sandbox:
+        """The project's sandbox, now in use. Raises NoSuchSandbox."""
+        found = self._table.get(sandbox)
+        if found is None or found.record.project != project:
+            raise NoSuchSandbox(f"no sandbox {sandbox} in this project", field="sandbox")
+        found.used = time.monotonic()
+        return found
+
+    def reserve(self, sandbox: str, limits: Limits) -> None:
+        """Promise resources to a sandbox that is being created."""
+        self._reserved[sandbox] = limits
+
+    def unreserve(self, sandbox: str) -> None:
+        self._reserved.pop(sandbox, None)
+
+    def promised(self) -> Iterable[Limits]:
+        """The limits of everything live or coming."""
+        live = [one.record.applied for one in self._table.values() if one.record.state is not State.FAILED]
+        return [*live, *self._reserved.values()]
+
+    def add(self, sandbox: Sandbox) -> None:
+        self._table[sandbox.id] = sandbox
+        self.unreserve(sandbox.id)
+
+    def remove(self, sandbox: str) -> None:
+        self._table.pop(sandbox, None)
+
+    async def change(
+        self, sandbox: Sandbox, state: State, *, failure: Failure | None = None, reason: str = ""
+    ) -> Record:
+        """Bring `sandbox` into `state`. Raises SpecError when it cannot go there."""
+        change(sandbox.record.state, state)
+        record = sandbox.record.model_copy(update={"state": state, "failure": failure, "reason": reason})
+        return await self.rewrite(sandbox, record, what=state.value)
+
+    async def rewrite(self, sandbox: Sandbox, record: Record, *, what: str) -> Record:
+        """Make `record` the sandbox's record, journalled and published."""
+        sandbox.record = record
+        await self._journal.update(record)
+        self.publish(record, what)
+        return record
+
+    def publish(self, record: Record, what: str) -> None:
+        """Tell registry and events; a destroyed sandbox leaves the registry."""
+        key = f"$KV.{subjects.REGISTRY_BUCKET}.{subjects.registry_key(record.project, record.sandbox)}"
+        if record.state is State.DESTROYED:
+            self._appender.put(key, b"", headers={"KV-Operation": "DEL"})
+        else:
+            self._appender.put(key, record.model_dump_json().encode())
+        event = Event(time=int(time.time() * 1000), record=record)
+        self._appender.put(
+            subjects.event(what, record.project, record.sandbox), event.model_dump_json().encode()
+        )

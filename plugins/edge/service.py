@@ -1,0 +1,254 @@
+"""What the node answers: requests about its sandboxes and their files, and core's orders.
+
+A sandbox of another project looks as if it did not exist; the attempt is audited. Each request counts as use
+of the sandbox. Mutating calls are audited with their outcome, except exec.start and exec.stdin: the exec log
+and the trajectory are their record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from typing import Final
+
+from dsec.bus import subjects
+from dsec.bus.driver import CanPause
+from dsec.bus.errors import (
+    BadId,
+    DsecError,
+    InfraError,
+    NoCapacity,
+    NoSuchSandbox,
+    Unsupported,
+)
+from dsec.bus.handlers import (
+    Call,
+    Handler,
+    check_reply,
+    decode,
+    in_time,
+    ok,
+    result,
+    serving,
+    serving_internal,
+    typed,
+)
+from dsec.bus.messages import (
+    GrantCredit,
+    NodeCreate,
+    PackSandbox,
+    RenewSandbox,
+    Request,
+    SignalExec,
+    StartExec,
+    State,
+    Veto,
+    WriteStdin,
+)
+from dsec.bus.transport import Received
+from dsec.plugins.edge.create import Creator
+from dsec.plugins.edge.ending import Ending
+from dsec.plugins.edge.execs import Execs
+from dsec.plugins.edge.files import Files
+from dsec.plugins.edge.node import Node
+from dsec.plugins.edge.sandboxes import Sandbox
+
+CONCURRENCY: Final = 4096
+AUDITED: Final = frozenset(
+    {
+        ("sandbox", "destroy"),
+        ("sandbox", "pause"),
+        ("sandbox", "resume"),
+        ("sandbox", "pack"),
+        ("sandbox", "renew"),
+        ("exec", "signal"),
+        ("file", "remove"),
+    }
+)
+
+
+class Service:
+    """Handlers of one node."""
+
+    def __init__(self, node: Node, creator: Creator, ending: Ending) -> None:
+        self._node = node
+        self._creator = creator
+        self._ending = ending
+        execs, files = Execs(node), Files(node)
+        self._handlers: dict[tuple[str, str], Handler] = {
+            ("sandbox", "stat"): typed(Request, self.stat),
+            ("sandbox", "destroy"): typed(Request, self.destroy),
+            ("sandbox", "pause"): typed(Request, self.pause),
+            ("sandbox", "resume"): typed(Request, self.resume),
+            ("sandbox", "pack"): typed(PackSandbox, self.pack),
+            ("sandbox", "renew"): typed(RenewSandbox, self.renew),
+            ("exec", "start"): typed(StartExec, execs.start),
+            ("exec", "stdin"): typed(WriteStdin, execs.stdin),
+            ("exec", "signal"): typed(SignalExec, execs.signal),
+            ("exec", "credit"): typed(GrantCredit, execs.credit),
+            **files.handlers(),
+        }
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """Answer while the block runs."""
+        node = self._node
+        async with contextlib.AsyncExitStack() as stack:
+            for subject in subjects.node_requests(node.name):
+                await stack.enter_async_context(
+                    serving(node.bus, subject, self.handle, concurrency=CONCURRENCY, refused=self.refused)
+                )
+            await stack.enter_async_context(
+                serving_internal(
+                    node.bus, subjects.node_create(node.name), self.create, concurrency=CONCURRENCY
+                )
+            )
+            yield
+
+    async def handle(self, call: Call) -> bytes | None:
+        """One request of a tenant, audited where it changes something or is denied."""
+        at = call.address
+        handler = self._handlers.get((at.noun, at.verb))
+        if handler is None:
+            raise Unsupported(f"{at.noun}.{at.verb} is not served by this node", field="subject")
+        try:
+            answer = await handler(call)
+        except DsecError as error:
+            if isinstance(error, NoSuchSandbox) or (at.noun, at.verb) in AUDITED:
+                self._audit(at, call.subject, error.code, error.message)
+            raise
+        if (at.noun, at.verb) in AUDITED:
+            self._audit(at, call.subject, "ok")
+        return answer
+
+    def refused(self, message: Received, error: DsecError) -> None:
+        """Audit a request that gets no answer."""
+        with contextlib.suppress(BadId):  # not even a project to file it under
+            self._audit(subjects.parse(message.subject), message.subject, error.code, error.message)
+
+    def _audit(self, at: subjects.Address, subject: str, outcome: str, detail: str = "") -> None:
+        self._node.audit(
+            f"{at.noun}.{at.verb}",
+            at.project,
+            at.principal,
+            subject,
+            outcome,
+            target=at.exec or at.sandbox,
+            detail=detail,
+        )
+
+    # --- create
+
+    async def create(self, message: Received) -> bytes | None:
+        """Core's order; the answer goes to the tenant. A veto gives it back to core, which places it again."""
+        order = decode(NodeCreate, message.data)
+        check_reply(message.reply, order.principal)
+        in_time(order)
+        try:
+            answer = await self._creator.create(order)
+        except NoCapacity as reason:
+            await self._veto(order, message.reply, reason)
+            return None
+        except DsecError as error:
+            self._audit_create(order, message.subject, error.code, error.message)
+            raise
+        self._audit_create(order, message.subject, "ok")
+        return answer
+
+    async def _veto(self, order: NodeCreate, reply: str, reason: NoCapacity) -> None:
+        veto = Veto(order=order, reply=reply, reason=reason.message)
+        left = max(0.1, order.deadline / 1000 - time.time())
+        answer = await self._node.bus.request(
+            subjects.SCHED_VETO, veto.model_dump_json().encode(), timeout=min(left, 10.0)
+        )
+        result(answer.data)
+
+    def _audit_create(self, order: NodeCreate, subject: str, outcome: str, detail: str = "") -> None:
+        self._node.audit(
+            "sandbox.create",
+            order.project,
+            order.principal,
+            subject,
+            outcome,
+            target=order.sandbox,
+            detail=detail,
+        )
+
+    # --- one sandbox
+
+    def _sandbox(self, call: Call) -> Sandbox:
+        return self._node.sandboxes.get(call.address.sandbox, call.address.project)
+
+    async def stat(self, call: Call, _: Request) -> bytes:
+        """The sandbox's record."""
+        return ok(self._sandbox(call).record)
+
+    async def destroy(self, call: Call, _: Request) -> bytes:
+        """Nothing is left of it; repeatable."""
+        try:
+            sandbox = self._sandbox(call)
+        except NoSuchSandbox:
+            again = await self._ending.destroyed(call.address.sandbox, call.address.project)
+            if again is None:
+                raise
+            return again
+        await self._ending.destroy(sandbox)
+        return ok()
+
+    async def pause(self, call: Call, _: Request) -> bytes:
+        """Freeze all processes; repeatable. Raises Unsupported."""
+        sandbox = self._sandbox(call)
+        driver = _pausing(sandbox)
+        async with sandbox.switching:
+            if sandbox.record.state is not State.PAUSED:
+                sandbox.inside()
+                await driver.pause(sandbox.id)
+                await self._node.sandboxes.change(sandbox, State.PAUSED)
+        return ok(sandbox.record)
+
+    async def resume(self, call: Call, _: Request) -> bytes:
+        """Thaw; repeatable. Raises Unsupported."""
+        sandbox = self._sandbox(call)
+        driver = _pausing(sandbox)
+        async with sandbox.switching:
+            if sandbox.record.state is State.PAUSED:
+                await driver.resume(sandbox.id)
+                await self._node.sandboxes.change(sandbox, State.RUNNING)
+        return ok(sandbox.record)
+
+    async def pack(self, call: Call, request: PackSandbox) -> bytes:
+        """The writable layer as a layer, from a frozen sandbox. Raises Conflict, DiskFull."""
+        sandbox = self._sandbox(call)
+        async with sandbox.switching, _frozen(sandbox):
+            layer = await self._node.images.pack(sandbox.id, request.name, request.paths)
+        return ok(layer)
+
+    async def renew(self, call: Call, request: RenewSandbox) -> bytes:
+        """A new time to live, counted from now."""
+        sandbox = self._sandbox(call)
+        expires = int((time.time() + request.ttl) * 1000)
+        record = sandbox.record.model_copy(update={"expires": expires})
+        return ok(await self._node.sandboxes.rewrite(sandbox, record, what="renewed"))
+
+
+def _pausing(sandbox: Sandbox) -> CanPause:
+    if not isinstance(sandbox.driver, CanPause):
+        raise Unsupported(f"backend {sandbox.handle.driver!r} cannot pause", field="backend")
+    return sandbox.driver
+
+
+@contextlib.asynccontextmanager
+async def _frozen(sandbox: Sandbox) -> AsyncIterator[None]:
+    """Nothing inside runs meanwhile; a paused or failed sandbox does not anyway."""
+    driver = sandbox.driver
+    if sandbox.record.state is not State.RUNNING or not isinstance(driver, CanPause):
+        yield
+        return
+    await driver.pause(sandbox.id)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(InfraError):  # it died meanwhile, and is told as failed
+            await asyncio.shield(driver.resume(sandbox.id))
