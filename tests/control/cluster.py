@@ -6,22 +6,25 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 from dsec.bus import ids, subjects
 from dsec.bus.broker import Broker
 from dsec.bus.core import Core
-from dsec.bus.credentials import Credentials, Role
+from dsec.bus.credentials import Credentials
 from dsec.bus.directget import DirectGet, Stored
 from dsec.bus.errors import DsecError
 from dsec.bus.handlers import decode, failed, ok, result, serving_internal
+from dsec.bus.home import Home
 from dsec.bus.host import Context
 from dsec.bus.messages import CreateSandbox, Heartbeat, NodeCreate, Record, State, Veto
 from dsec.bus.registry import ensure
 from dsec.bus.spec import Limits, Spec
 from dsec.bus.transport import Received
 from dsec.bus.wire import Wire
+from dsec.plugins.iam import Iam
 from dsec.plugins.scheduler import Scheduler
 
 PROJECT, PRINCIPAL = "p-tests", "u-tester"
@@ -59,8 +62,9 @@ class BookNode:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def running(cls, url: str, node: str) -> AsyncIterator[BookNode]:
-        async with Wire.connect(url, Credentials.new(Role.EDGE, node=node)) as wire:
+    async def running(cls, cluster: Cluster, node: str) -> AsyncIterator[BookNode]:
+        Iam.create_node(cluster.home, node)
+        async with cluster.connected(node) as wire:
             self = cls(wire, node)
             async with serving_internal(wire, subjects.node_create(node), self.create):
                 beating = asyncio.create_task(self.beat())
@@ -109,29 +113,39 @@ class BookNode:
 
 
 class Cluster:
-    """A broker with streams, one scheduler, `cores` cores and a tenant's connection."""
+    """A broker with iam and streams, one scheduler, `cores` cores and a tenant's connection."""
 
-    def __init__(self, url: str, core: Wire, tenant: Wire) -> None:
-        self.url, self.core, self.tenant = url, core, tenant
+    def __init__(self, home: Home, url: str) -> None:
+        self.home, self.url = home, url
+        self.core: Wire
+        self.tenant: Wire
+        self.operator: Wire
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def running(cls, home: Path, *, cores: int = 1) -> AsyncIterator[Cluster]:
-        context = Context(home)
+    async def running(cls, path: Path, *, cores: int = 1) -> AsyncIterator[Cluster]:
+        home, context = Home(path), Context(path)
+        prepared = Iam.prepare(home)
+        Iam.create_principal(home, PROJECT, PRINCIPAL)
         async with contextlib.AsyncExitStack() as stack:
-            broker = await stack.enter_async_context(Broker.running(home / "broker"))
+            enter = stack.enter_async_context
+            broker = await enter(Broker.running(home.broker, auth=prepared.auth))
+            self = cls(home, broker.url)
+            await enter(Iam.running(await enter(self.connected("iam")), Context(home.part("iam"))))
+            self.core = await enter(self.connected("core"))
+            await ensure(self.core.jetstream, exec_bytes=64 << 20)
+            scheduler = await enter(self.connected("scheduler"))
+            await enter(Scheduler.running(scheduler, context, listen=0.5))
+            await enter(Core.running(self.core, context))
+            for _ in range(cores - 1):
+                await enter(Core.running(await enter(self.connected("core")), context))
+            self.tenant = await enter(self.connected(PRINCIPAL))
+            self.operator = await enter(self.connected("operator"))
+            yield self
 
-            async def connected(credentials: Credentials) -> Wire:
-                return await stack.enter_async_context(Wire.connect(broker.url, credentials))
-
-            wires = [await connected(Credentials.new(Role.CORE)) for _ in range(cores)]
-            await ensure(wires[0].jetstream, exec_bytes=64 << 20)
-            scheduler = await connected(Credentials.new(Role.SCHEDULER))
-            await stack.enter_async_context(Scheduler.running(scheduler, context, listen=0.5))
-            for wire in wires:
-                await stack.enter_async_context(Core.running(wire, context))
-            tenant = await connected(Credentials.new(Role.TENANT, project=PROJECT, principal=PRINCIPAL))
-            yield cls(broker.url, wires[0], tenant)
+    def connected(self, owner: str) -> AbstractAsyncContextManager[Wire]:
+        """A connection with the rights of a role, node or principal."""
+        return Wire.connect(self.url, Credentials.load(self.home.credentials / f"{owner}.json"))
 
     async def ask(self, noun: str, verb: str, body: bytes, *, timeout: float = 5) -> Any:
         """What stands under `ok` in the answer. Raises the error in it."""
@@ -159,6 +173,6 @@ class Cluster:
     async def stored(self, stream: str, subject: str) -> list[Stored]:
         """All messages of a stream that match; for what is appended without waiting, give it a moment."""
         await asyncio.sleep(0.1)
-        async with DirectGet.running(self.core) as reader:
+        async with DirectGet.running(self.operator) as reader:
             batch = await reader.batch(stream, subject, 1, count=10_000, max_bytes=64 << 20)
         return batch.messages

@@ -14,7 +14,6 @@ import pytest_asyncio
 from dsec.bus import ids, subjects
 from dsec.bus.claims import Claims
 from dsec.bus.core import Core, admission, digest
-from dsec.bus.credentials import Credentials, Role
 from dsec.bus.directget import DirectGet
 from dsec.bus.errors import (
     Conflict,
@@ -29,7 +28,7 @@ from dsec.bus.handlers import Call
 from dsec.bus.host import Context
 from dsec.bus.messages import Audit, CreateSandbox
 from dsec.bus.spec import parse_spec
-from dsec.bus.wire import Wire
+from dsec.plugins.iam import Iam
 from tests.control.cluster import PRINCIPAL, PROJECT, BookNode, Cluster, now_ms, record
 
 
@@ -41,7 +40,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def node(cluster: Cluster) -> AsyncIterator[BookNode]:
-    async with BookNode.running(cluster.url, "n-one") as running:
+    async with BookNode.running(cluster, "n-one") as running:
         yield running
 
 
@@ -54,7 +53,7 @@ async def test_a_create_is_answered_by_the_node_it_was_placed_on(cluster: Cluste
 async def test_one_key_from_many_callers_over_two_cores_makes_one_sandbox(
     cluster: Cluster, node: BookNode
 ) -> None:
-    async with BookNode.running(cluster.url, "n-two") as other:
+    async with BookNode.running(cluster, "n-two") as other:
         await asyncio.sleep(0.1)
         made = await asyncio.gather(*(cluster.create("the-key") for _ in range(40)))
         assert len(set(made)) == 1
@@ -95,9 +94,9 @@ async def test_a_claim_whose_core_died_before_placement_is_taken_over(
 
 
 async def test_creates_go_on_when_one_of_two_cores_ends(tmp_path: Path) -> None:
-    async with Cluster.running(tmp_path, cores=1) as cluster, BookNode.running(cluster.url, "n-one") as node:
+    async with Cluster.running(tmp_path, cores=1) as cluster, BookNode.running(cluster, "n-one") as node:
         async with (
-            Wire.connect(cluster.url, Credentials.new(Role.CORE)) as wire,
+            cluster.connected("core") as wire,
             Core.running(wire, Context(tmp_path)),
         ):
             before = [await cluster.create(f"key-{i}") for i in range(10)]
@@ -107,22 +106,22 @@ async def test_creates_go_on_when_one_of_two_cores_ends(tmp_path: Path) -> None:
 
 
 async def test_a_claim_whose_node_died_without_a_record_is_placed_again(cluster: Cluster) -> None:
-    async with BookNode.running(cluster.url, "n-dead") as dead:
+    async with BookNode.running(cluster, "n-dead") as dead:
         dead.answers = False
         with pytest.raises(DeadlineExceeded):
             await cluster.create("the-key", timeout=2)
         assert len(dead.sandboxes) == 1
-    async with BookNode.running(cluster.url, "n-live") as live:
+    async with BookNode.running(cluster, "n-live") as live:
         await asyncio.sleep(5.2)  # until the dead one is suspect
         sandbox = await cluster.create("the-key")
         assert set(live.sandboxes) == {sandbox}
 
 
 async def test_a_sandbox_that_died_with_its_node_is_lost_and_not_made_twice(cluster: Cluster) -> None:
-    async with BookNode.running(cluster.url, "n-dead") as dead:
+    async with BookNode.running(cluster, "n-dead") as dead:
         sandbox = await cluster.create("the-key")
         await dead.store(record(sandbox))
-    async with BookNode.running(cluster.url, "n-live") as live:
+    async with BookNode.running(cluster, "n-live") as live:
         await asyncio.sleep(5.2)
         with pytest.raises(NodeLost):
             await cluster.create("the-key")
@@ -131,7 +130,7 @@ async def test_a_sandbox_that_died_with_its_node_is_lost_and_not_made_twice(clus
 
 async def test_a_veto_leads_to_another_node(cluster: Cluster, node: BookNode) -> None:
     node.vetoes = True
-    async with BookNode.running(cluster.url, "n-two") as other:
+    async with BookNode.running(cluster, "n-two") as other:
         await asyncio.sleep(0.6)
         made = [await cluster.create(f"key-{i}", secrets={"TOKEN": "t"}) for i in range(10)]
         assert set(other.sandboxes) == set(made)
@@ -204,7 +203,8 @@ async def test_an_expired_deadline_is_refused_before_any_work(cluster: Cluster, 
 
 async def test_a_forged_reply_subject_gets_no_answer_and_is_audited(cluster: Cluster, node: BookNode) -> None:
     heard: list[object] = []
-    async with Wire.connect(cluster.url, Credentials.new(Role.EDGE, node="n-victim")) as victim:
+    Iam.create_node(cluster.home, "n-victim")
+    async with cluster.connected("n-victim") as victim:
         await victim.subscribe("node.create.n-victim", heard.append)
         request = CreateSandbox(op="the-key", deadline=now_ms(10), spec={"image": "base"})
         subject = subjects.request("sandbox", "create", PROJECT, PRINCIPAL)
