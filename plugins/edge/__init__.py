@@ -55,6 +55,8 @@ class Edge:
             await stack.enter_async_context(Service(node, Creator(node), ending).serving())
             tasks.spawn(beat(node), "heartbeat")
             yield
+            if context.drain:
+                await ending.drain()
 
 
 async def _node(bus: Bus, context: Context, stack: contextlib.AsyncExitStack) -> Node:
