@@ -1,7 +1,7 @@
 """The node's agent: admission, lifecycle, commands, files, recovery, reaping, heartbeats.
 
 "Node" is the machine, "edge" the program. When the edge ends, its sandboxes and their commands go on and the
-next edge with the same home takes them over; `drain` first is how a node is put out of service.
+next edge with the same home takes them over, unless the context says `drain`: then they are destroyed first.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Edge:
     @classmethod
     @contextlib.asynccontextmanager
     async def running(cls, bus: Bus, context: Context) -> AsyncIterator[None]:
-        """Serve while the block runs; sandboxes live on after it, unless the node was drained.
+        """Serve while the block runs; sandboxes live on after it, unless `context.drain`.
 
         Raises SpecError for an incomplete context, DiskFull, BrokerDown, InfraError.
         """
@@ -47,16 +47,14 @@ class Edge:
             reader = await stack.enter_async_context(DirectGet.running(bus))
             ending = Ending(node)
             await Recovery(node, ending, reader).run()
-            stack.callback(_close, node)
-            tasks = await stack.enter_async_context(Tasks.running())
             for driver in node.drivers.values():
-                tasks.spawn(watch(driver, ending), "watch")
-            tasks.spawn(reap(node, ending), "reaper")
-            await stack.enter_async_context(Service(node, Creator(node), ending).serving())
-            tasks.spawn(beat(node), "heartbeat")
-            yield
+                node.tasks.spawn(watch(driver, ending), "watch")
+            node.tasks.spawn(reap(node, ending), "reaper")
             if context.drain:
-                await ending.drain()
+                stack.push_async_callback(ending.drain)
+            await stack.enter_async_context(Service(node, Creator(node), ending).serving())
+            node.tasks.spawn(beat(node), "heartbeat")
+            yield
 
 
 async def _node(bus: Bus, context: Context, stack: contextlib.AsyncExitStack) -> Node:
@@ -68,6 +66,8 @@ async def _node(bus: Bus, context: Context, stack: contextlib.AsyncExitStack) ->
     stack.callback(_remove_if_empty, spools)
     journal = await stack.enter_async_context(Journal.opened(home / "journal.db"))
     appender = await stack.enter_async_context(Appender.running(bus))
+    sandboxes = Sandboxes(journal, appender)
+    stack.push_async_callback(sandboxes.leave)
     return Node(
         name=context.node,
         bus=bus,
@@ -79,7 +79,7 @@ async def _node(bus: Bus, context: Context, stack: contextlib.AsyncExitStack) ->
         appender=appender,
         tasks=await stack.enter_async_context(Tasks.running()),
         scratch=stack.enter_context(Scratch.opened()),
-        sandboxes=Sandboxes(journal, appender),
+        sandboxes=sandboxes,
         capacity=machine(),
     )
 
@@ -88,11 +88,6 @@ def machine() -> Capacity:
     """What this machine has."""
     pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     return Capacity(cpu=float(len(os.sched_getaffinity(0))), memory=pages * size)
-
-
-def _close(node: Node) -> None:
-    for sandbox in node.sandboxes:
-        sandbox.close()
 
 
 def _remove_if_empty(directory: Path) -> None:

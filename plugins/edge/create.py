@@ -85,7 +85,7 @@ class Creator:
             guest = await self._first_answer(driver, sandbox, undo)
             record = self._record(order, limits)
             held = node.hold(record, handle, guest)
-            undo.later("its files", held.aclose)
+            undo.later("its files", held.leave)
             answer = ok(record)
             await node.journal.live(record, handle, key, answer)
             node.sandboxes.add(held)

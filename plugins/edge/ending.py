@@ -48,7 +48,7 @@ class Ending:
     async def _destroy(self, sandbox: Sandbox, reason: str) -> None:
         node = self._node
         await node.journal.destroying(sandbox.id)
-        sandbox.close()
+        sandbox.end()
         await self.sweep(sandbox.id, sandbox.handle.driver)
         record = sandbox.record.model_copy(update={"state": State.DESTROYED, "reason": reason})
         await node.journal.forget(sandbox.id, gone_key(record.project, record.sandbox), ok())
@@ -71,14 +71,13 @@ class Ending:
             return
         log.warning("%s failed (%s): %s", sandbox.id, death.failure.value, death.reason)
         await self._node.sandboxes.change(sandbox, State.FAILED, failure=death.failure, reason=death.reason)
-        if sandbox.guest is not None:
-            sandbox.guest.close()
-        sandbox.guest = None
+        sandbox.end()
         await sandbox.driver.destroy(sandbox.id)
 
     async def drain(self) -> None:
         """Take nothing new and destroy all sandboxes; one that cannot be is left to the next start."""
         self._node.draining = True
+        await asyncio.gather(*self._node.creating.values(), return_exceptions=True)
         outcomes = await asyncio.gather(
             *(self.destroy(sandbox, "the node was drained") for sandbox in self._node.sandboxes),
             return_exceptions=True,

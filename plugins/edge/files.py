@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
-
 from dsec.bus.chronus.guest import Guest
-from dsec.bus.errors import NoSuchFile, SpecError
+from dsec.bus.errors import SpecError
 from dsec.bus.frames import pack_data, unpack_data
 from dsec.bus.handlers import Call, Handler, ok, typed
 from dsec.bus.messages import FileRequest, ReadFile, WriteFile
@@ -46,24 +44,12 @@ class Files:
 
     async def read(self, call: Call, request: ReadFile) -> bytes:
         """Raw: as many bytes as there are, up to `length`; fewer are the end of the file."""
-        guest, parts, left, at = self._guest(call, request), [], request.length, request.offset
-        while left:
-            part = await guest.read(request.path, at, left)
-            if not part:
-                break
-            parts.append(part)
-            left -= len(part)
-            at += len(part)
-        return pack_data(b"{}", b"".join(parts))
+        data = await self._guest(call, request).read(request.path, request.offset, request.length)
+        return pack_data(b"{}", data)
 
     async def write(self, call: Call, request: WriteFile) -> bytes:
         """Write bytes, make a directory or a symbolic link; missing parents are made."""
-        guest = self._guest(call, request)
-        try:
-            await _write(guest, request, unpack_data(call.data)[1])
-        except NoSuchFile:
-            await _make_parents(guest, request.path)
-            await _write(guest, request, unpack_data(call.data)[1])
+        await _write(self._guest(call, request), request, unpack_data(call.data)[1])
         return ok()
 
     async def remove(self, call: Call, request: FileRequest) -> bytes:
@@ -79,8 +65,3 @@ async def _write(guest: Guest, request: WriteFile, data: bytes) -> None:
         await guest.mkdir(request.path, request.mode)
     else:
         await guest.write(request.path, request.offset, data, mode=request.mode, truncate=request.truncate)
-
-
-async def _make_parents(guest: Guest, path: str) -> None:
-    for parent in reversed(PurePosixPath(path).parents[:-1]):
-        await guest.mkdir(str(parent), 0o755)

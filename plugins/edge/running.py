@@ -112,8 +112,10 @@ class Running:
     async def _settle(self) -> None:
         """The leader has ended: the grace for its children's output, then nothing of the tree lives."""
         until = self._exited_at + GRACE
-        while not self.pipes.shut() and time.time() < until and sum(self.pipes.sizes()) <= INLINE_BYTES:
+        while not self.pipes.shut() and sum(self.pipes.sizes()) <= INLINE_BYTES:
             await asyncio.sleep(0.005)
+            if time.time() >= until:
+                break
         await self._kill()
 
     async def _inline(self) -> tuple[bytes, Stored]:
@@ -169,12 +171,10 @@ class Running:
         """Have `tell` called once nothing of the exec is needed any more."""
         self._when_released.append(tell)
 
-    def stop(self) -> None:
-        """The sandbox goes: publish no more. Repeatable."""
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._stream is not None:
-            self._stream.cancel()
+    def abandon(self) -> None:
+        """The sandbox goes: wait for no reader any more. Repeatable."""
+        self.credit.detach()
+        self._wake.set()
 
     # --- the stream
 

@@ -83,17 +83,22 @@ class Sandbox:
         before, self.oom_kills = self.oom_kills, await self.driver.oom_kills(self.id)
         return self.oom_kills > before
 
-    def close(self) -> None:
-        """Stop reading and publishing what its commands print; they go on. Repeatable."""
+    def end(self) -> None:
+        """Nothing inside lives on: its commands end, told as killed. Repeatable."""
         for running in self.running.values():
-            running.stop()
+            running.abandon()
         if self.guest is not None:
             self.guest.close()
         self.guest = None
         self.trajectory.close()
 
-    async def aclose(self) -> None:
-        self.close()
+    async def leave(self) -> None:
+        """The node stops, and no task of it uses the sandbox any more: inside all goes on. Repeatable."""
+        if self.guest is not None:
+            self.guest.close()
+        for running in self.running.values():
+            running.command.detach()
+        self.trajectory.close()
 
 
 class Sandboxes:
@@ -110,6 +115,11 @@ class Sandboxes:
 
     def __len__(self) -> int:
         return len(self._table)
+
+    async def leave(self) -> None:
+        """The node stops; see Sandbox.leave."""
+        for sandbox in self:
+            await sandbox.leave()
 
     def find(self, sandbox: str) -> Sandbox | None:
         return self._table.get(sandbox)

@@ -142,7 +142,7 @@ class Service:
     # --- create
 
     async def create(self, message: Received) -> bytes | None:
-        """Core's order; the answer goes to the tenant. A veto gives it back to core, which places it again."""
+        """Core's order; the answer goes to the tenant. A veto gives it back to core to be placed again."""
         order = decode(NodeCreate, message.data)
         check_reply(message.reply, order.principal)
         in_time(order)

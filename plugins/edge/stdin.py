@@ -80,8 +80,13 @@ class Stdin:
 async def _writable(descriptor: int) -> None:
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
-    loop.add_writer(descriptor, lambda: ready.done() or ready.set_result(None))
+    loop.add_writer(descriptor, _tell, ready)
     try:
         await ready
     finally:
         loop.remove_writer(descriptor)
+
+
+def _tell(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
