@@ -107,8 +107,18 @@ def workspace(task: Task, directory: Path) -> Path:
     return directory
 
 
+def workspace_layer(task: Task, top: Path) -> Path:
+    """`workspace` where it stands in a sandbox, below `top`."""
+    return workspace(task, top / task.root.lstrip("/"))
+
+
 def patch(task: Task) -> dict[str, bytes]:
-    """The solution: path below the task's root -> content of each source file that the newer release changed.
+    """The solution: path below the root -> content of each source file that the newer release changed."""
+    return {path: after for path, (_, after) in changes(task).items()}
+
+
+def changes(task: Task) -> dict[str, tuple[bytes, bytes]]:
+    """Path below the task's root -> content before and after, of each source file that differs.
 
     None of the pairs deletes a source file; one that did is refused, since a patch here only writes.
     """
@@ -118,7 +128,7 @@ def patch(task: Task) -> dict[str, bytes]:
         )
     if gone := older.keys() - newer.keys():
         raise InfraError(f"{task.name}: the newer release deletes {sorted(gone)}; such a pair is no task")
-    return {path: data for path, data in newer.items() if older.get(path) != data}
+    return {path: (older.get(path, b""), data) for path, data in newer.items() if older.get(path) != data}
 
 
 def _sources(top: Path, package: str) -> dict[str, bytes]:

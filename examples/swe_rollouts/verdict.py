@@ -89,8 +89,8 @@ def judge(expected: Iterable[str], canaries: Iterable[str], report: Report) -> V
     )
     seen = Counter(report.results)
     reasons = [
-        *_told("not as expected", wanted - seen),
-        *_told("reported besides", seen - wanted),
+        *_told("wanted, but not seen", wanted - seen),
+        *_told("seen, but not wanted", seen - wanted),
         *([f"{report.garbled} lines are no results"] if report.garbled else []),
         *([f"the tests' process ended with {report.exit}"] if report.exit != TESTS_FAILED else []),
         *(["nothing was expected"] if not set(expected) else []),

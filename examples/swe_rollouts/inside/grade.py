@@ -141,7 +141,18 @@ def run_tests(path: Path, descriptor: int) -> int:
     sys.path[:0] = [str(HERE.parent / "lib"), root]
     import pytest  # noqa: PLC0415 - it lies in the grader's own lib, which is on the path only now
 
-    options = ["-p", "no:cacheprovider", "-o", "addopts=", "-W", "ignore", "-c", os.devnull, "-q"]
+    options = [
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        "addopts=",
+        "-W",
+        "ignore",
+        "-c",
+        os.devnull,
+        "--tb=line",
+        "-q",
+    ]
     where = ["--rootdir", root, "--confcutdir", root]
     return int(pytest.main([*options, *where, *request["tests"]], plugins=[Reporter(descriptor)]))
 
