@@ -1,0 +1,90 @@
+"""A cgroup of its own for each exec, on the v2 hierarchy: how a command's whole tree is found and killed.
+
+Processes inside cannot leave it: no cgroup file system is writable there. On a hybrid machine the v2
+hierarchy has no controllers, which `cgroup.kill` (Linux 5.14) does not need.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from dsec.bus.errors import InfraError, MissingTool
+
+HYBRID: Final = Path("/sys/fs/cgroup/unified")
+UNIFIED: Final = Path("/sys/fs/cgroup")
+PATIENCE: Final = 10.0  # s until processes that cannot be killed are given up
+SHORTEST, LONGEST = 0.001, 0.02  # s between two looks
+
+
+def v2_root() -> Path:
+    """Where the v2 hierarchy is mounted. Raises MissingTool when it is not."""
+    for root in (UNIFIED, HYBRID):
+        if (root / "cgroup.procs").exists() and (root / "cgroup.controllers").exists():
+            return root
+    raise MissingTool(f"no cgroup v2 hierarchy at {UNIFIED} or {HYBRID}: mount one")
+
+
+class ExecCgroup:
+    """The cgroup of one exec, a directory below its sandbox's; made by `make`, found again by its path."""
+
+    __slots__ = ("path",)
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def make(self) -> None:
+        """Raises InfraError, with what is in the way."""
+        try:
+            self.path.mkdir()
+        except OSError as error:
+            raise InfraError.during(f"making the cgroup {self.path}", error) from error
+
+    def open_procs(self) -> int:
+        """A descriptor through which a process joins by writing "0", whatever its own rights."""
+        return os.open(self.path / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
+
+    def populated(self) -> bool:
+        """Whether a live process is inside; False when the cgroup is gone."""
+        try:
+            return b"populated 1" in (self.path / "cgroup.events").read_bytes()
+        except OSError:
+            return False
+
+    async def kill(self) -> None:
+        """SIGKILL to every process inside, none is alive on return; repeatable. Raises InfraError."""
+        try:
+            (self.path / "cgroup.kill").write_bytes(b"1")
+        except OSError:
+            return  # it is gone, and so are they
+        await _until(lambda: not self.populated(), f"processes in {self.path} do not die")
+
+    async def remove(self, *, empty: bool = False) -> None:
+        """Kill what is left and remove the cgroup; repeatable. `empty`: likely so, then nothing is killed."""
+        if empty and self._rmdir():
+            return
+        await self.kill()
+        await _until(self._rmdir, f"{self.path} stays busy")
+
+    def _rmdir(self) -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                self.path.rmdir()
+            except OSError:  # EBUSY: a dead process is not quite gone
+                return False
+        return True
+
+
+async def _until(done: Callable[[], bool], failure: str) -> None:
+    """Look again and again, each time after a longer pause."""
+    pause, deadline = SHORTEST, time.monotonic() + PATIENCE
+    while not done():
+        if time.monotonic() > deadline:
+            raise InfraError(f"{failure} after {PATIENCE:.0f} s")
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, LONGEST)

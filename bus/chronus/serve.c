@@ -1,0 +1,146 @@
+/* Requests: taken apart, dispatched, answered. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <signal.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "chronus.h"
+
+static void take(struct request *request, void *into, size_t length) {
+    if ((size_t)(request->end - request->at) < length) {
+        request->bad = 1;
+        memset(into, 0, length);
+        return;
+    }
+    memcpy(into, request->at, length);
+    request->at += length;
+}
+
+uint32_t take_u32(struct request *request) {
+    uint32_t value;
+    take(request, &value, sizeof value);
+    return value;
+}
+
+uint64_t take_u64(struct request *request) {
+    uint64_t value;
+    take(request, &value, sizeof value);
+    return value;
+}
+
+char *take_string(struct request *request) {
+    char *text = request->at;
+    char *nul = memchr(text, 0, (size_t)(request->end - text));
+    if (!nul) return request->bad = 1, "";
+    request->at = nul + 1;
+    return text;
+}
+
+int put(struct reply *reply, const void *data, size_t length) {
+    if (length > sizeof reply->body - reply->length) return 0;
+    memcpy(reply->body + reply->length, data, length);
+    reply->length += length;
+    return 1;
+}
+
+static int ping(struct request *request, struct reply *reply) {
+    (void)request, (void)reply;
+    return 0;
+}
+
+static int list_execs(struct request *request, struct reply *reply) {
+    struct exec *exec;
+    uint32_t skip = take_u32(request);
+    for (size_t i = 0; (exec = table_at(i)); i++) {
+        if (!*exec->id || (skip && skip--)) continue;
+        if (!put(reply, exec->id, strlen(exec->id) + 1)) {
+            reply->head.flags |= FLAG_MORE;
+            break;
+        }
+    }
+    return 0;
+}
+
+/* ENOENT, also as EPROTO's stand-in: an exec without an id is never found. */
+static struct exec *named(struct request *request) { return table_find(take_string(request)); }
+
+static int attach(struct request *request, struct reply *reply) {
+    struct exec *exec = named(request);
+    if (!exec) return ENOENT;
+    exec->watched = !exec->exited;
+    if (exec->exited) {
+        reply->head.flags |= FLAG_EXITED;
+        put(reply, &exec->exit, sizeof exec->exit);
+    }
+    reply->nfds = exec->kept[KEPT_STDIN] < 0 ? 2 : 3;
+    if (reply->nfds == 3) reply->head.flags |= FLAG_STDIN;
+    memcpy(reply->fds, exec->kept, sizeof reply->fds);
+    return 0;
+}
+
+static int signal_leader(struct request *request, struct reply *reply) {
+    uint32_t number = take_u32(request);
+    struct exec *exec = named(request);
+    (void)reply;
+    if (!exec) return ENOENT;
+    if (exec->exited) return 0;
+    return kill(exec->pid, (int)number) < 0 ? errno : 0;
+}
+
+static int close_stdin(struct request *request, struct reply *reply) {
+    struct exec *exec = named(request);
+    (void)reply;
+    if (!exec) return ENOENT;
+    if (exec->kept[KEPT_STDIN] >= 0) close(exec->kept[KEPT_STDIN]);
+    exec->kept[KEPT_STDIN] = -1;
+    return 0;
+}
+
+static int release(struct request *request, struct reply *reply) {
+    struct exec *exec = named(request);
+    (void)reply;
+    if (!exec) return 0;
+    if (!exec->exited) kill(exec->pid, SIGKILL);
+    table_remove(exec);
+    return 0;
+}
+
+typedef int handler(struct request *, struct reply *);
+static handler *const handlers[] = {
+    [OP_PING] = ping,
+    [OP_START] = start_exec,
+    [OP_EXECS] = list_execs,
+    [OP_ATTACH] = attach,
+    [OP_SIGNAL] = signal_leader,
+    [OP_CLOSE_STDIN] = close_stdin,
+    [OP_RELEASE] = release,
+    [OP_STAT] = file_stat,
+    [OP_LIST] = file_list,
+    [OP_READ] = file_read,
+    [OP_WRITE] = file_write,
+    [OP_MKDIR] = file_mkdir,
+    [OP_SYMLINK] = file_symlink,
+    [OP_REMOVE] = file_remove,
+};
+
+static int handle(struct request *request, struct reply *reply) {
+    size_t op = request->head.op;
+    if (request->head.error) return (int)request->head.error;
+    if (request->head.version != VERSION) return EPROTONOSUPPORT;
+    if (op >= sizeof handlers / sizeof *handlers || !handlers[op]) return ENOSYS;
+    return handlers[op](request, reply);
+}
+
+void serve(struct request *request) {
+    static struct reply reply;
+    reply.head = (struct head){.version = VERSION, .op = request->head.op, .id = request->head.id};
+    reply.length = 0;
+    reply.nfds = 0;
+    int error = handle(request, &reply);
+    close_descriptors(request);
+    if (error == DEFERRED) return;
+    reply.head.error = (uint32_t)error;
+    if (error) reply.length = 0, reply.nfds = 0;
+    channel_answer(&reply);
+}

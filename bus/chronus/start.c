@@ -1,0 +1,174 @@
+/* Starting a command: everything between the request and execve happens in the child, where it may wait. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "chronus.h"
+
+enum { PROCS, OUT, ERR, HOST_OUT, HOST_ERR, IN, HOST_IN }; /* descriptors as they are passed */
+enum { SPARE = 2, PREFERRED_VICTIM = 300 };
+
+#define DEFAULT_PATH "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+struct command {
+    char *id, *user, *cwd;
+    char **argv, **env; /* one allocation; env has room for SPARE more */
+    uint32_t envc;
+    int *fds, has_stdin, progress;
+};
+
+static int null_input = -1;
+static int oom_score = -1; /* opened while this process was dumpable: afterwards root inside may not */
+static int own_score;
+static struct rlimit nofile;
+
+static void read_own_score(void) {
+    char text[16] = {0};
+    oom_score = open("/proc/self/oom_score_adj", O_RDWR | O_CLOEXEC);
+    if (oom_score >= 0 && pread(oom_score, text, sizeof text - 1, 0) > 0) own_score = atoi(text);
+}
+
+static void set_score(int score) {
+    char text[16];
+    int length = snprintf(text, sizeof text, "%d", score > 1000 ? 1000 : score);
+    if (oom_score >= 0 && pwrite(oom_score, text, (size_t)length, 0) < 0) oom_score = -1;
+}
+
+int start_prepare(const char *limit) {
+    struct rlimit own;
+    null_input = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    read_own_score();
+    if (null_input < 0 || getrlimit(RLIMIT_NOFILE, &nofile) < 0) return -1;
+    own = (struct rlimit){nofile.rlim_max, nofile.rlim_max};
+    if (limit) nofile.rlim_cur = nofile.rlim_max = (rlim_t)strtoul(limit, NULL, 10);
+    if (nofile.rlim_max > own.rlim_max || !nofile.rlim_max) return errno = EINVAL, -1;
+    return setrlimit(RLIMIT_NOFILE, &own);
+}
+
+/* The score is inherited at the fork and changed for just so long: raising it afterwards, in the child or from
+ * here, would need /proc files that a process which is not dumpable may not open. */
+pid_t fork_guarded(void) {
+    set_score(own_score + PREFERRED_VICTIM);
+    pid_t pid = fork();
+    int error = errno;
+    if (pid) set_score(own_score);
+    errno = error;
+    return pid;
+}
+
+static _Noreturn void give_up(const struct command *command, enum stage stage, int error) {
+    uint32_t report[2] = {stage, (uint32_t)error};
+    ssize_t told = write(command->progress, report, sizeof report);
+    _exit(told == sizeof report ? 127 : 126);
+}
+
+static void set_standard_streams(const struct command *command) {
+    int in = command->has_stdin ? command->fds[IN] : null_input;
+    if (dup2(in, 0) < 0 || dup2(command->fds[OUT], 1) < 0 || dup2(command->fds[ERR], 2) < 0)
+        give_up(command, STAGE_STDIO, errno);
+}
+
+static const char *lookup(const struct command *command, const char *name) {
+    size_t length = strlen(name);
+    for (uint32_t i = 0; i < command->envc; i++)
+        if (!strncmp(command->env[i], name, length) && command->env[i][length] == '=') return command->env[i];
+    return NULL;
+}
+
+static void complete_environment(struct command *command, const char *home) {
+    static char variable[PATH_MAX + sizeof "HOME="];
+    uint32_t given = command->envc;
+    snprintf(variable, sizeof variable, "HOME=%s", *home ? home : "/");
+    if (!lookup(command, "HOME")) command->env[given++] = variable;
+    if (!lookup(command, "PATH")) command->env[given++] = DEFAULT_PATH;
+    command->env[given] = NULL;
+}
+
+static void reset_process(void) {
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    setsid();
+    umask(022);
+    setrlimit(RLIMIT_NOFILE, &nofile);
+}
+
+static _Noreturn void run(struct command *command) {
+    char *home = "";
+    int error;
+    if (write(command->fds[PROCS], "0", 1) != 1) give_up(command, STAGE_CGROUP, errno);
+    set_standard_streams(command);
+    if ((error = become_user(command->user, &home))) give_up(command, STAGE_USER, error);
+    prctl(PR_SET_DUMPABLE, 0); /* a change of user may have reset it; execve sets it again */
+    if (chdir(command->cwd) < 0) give_up(command, STAGE_CWD, errno);
+    complete_environment(command, home);
+    reset_process();
+    environ = command->env; /* its PATH is the one that is searched */
+    execvp(command->argv[0], command->argv);
+    give_up(command, STAGE_EXEC, errno);
+}
+
+static int take_command(struct request *request, struct command *command) {
+    uint32_t argc = take_u32(request), envc = take_u32(request);
+    *command = (struct command){.id = take_string(request), .user = take_string(request),
+                                .cwd = take_string(request), .envc = envc, .fds = request->fds};
+    command->has_stdin = request->head.flags & FLAG_STDIN;
+    if (request->bad || !argc || argc > REQUEST_MAX || envc > REQUEST_MAX) return EPROTO;
+    if (!*command->id || strlen(command->id) > EXEC_ID_MAX) return EPROTO;
+    if (request->nfds != (command->has_stdin ? 7 : 5)) return EPROTO;
+    command->argv = calloc((size_t)argc + 1 + envc + SPARE + 1, sizeof(char *));
+    if (!command->argv) return ENOMEM;
+    command->env = command->argv + argc + 1;
+    for (uint32_t i = 0; i < argc; i++) command->argv[i] = take_string(request);
+    for (uint32_t i = 0; i < envc; i++) command->env[i] = take_string(request);
+    return request->bad ? EPROTO : 0;
+}
+
+/* The host's ends move from the request into the table. */
+static void keep(struct exec *exec, struct command *command) {
+    int *fds = command->fds;
+    exec->kept[KEPT_STDOUT] = fds[HOST_OUT], fds[HOST_OUT] = -1;
+    exec->kept[KEPT_STDERR] = fds[HOST_ERR], fds[HOST_ERR] = -1;
+    if (command->has_stdin) exec->kept[KEPT_STDIN] = fds[HOST_IN], fds[HOST_IN] = -1;
+}
+
+static int spawn(struct exec *exec, struct command *command) {
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC) < 0) return errno;
+    command->progress = ends[1];
+    exec->progress = ends[0];
+    exec->pid = fork_guarded();
+    if (!exec->pid) run(command);
+    int error = exec->pid < 0 ? errno : 0;
+    close(ends[1]);
+    return error;
+}
+
+static int start(struct request *request, struct command *command) {
+    if (table_find(command->id)) return EEXIST;
+    struct exec *exec = table_add(command->id);
+    if (!exec) return ENOMEM;
+    exec->op = OP_START;
+    exec->request = request->head.id;
+    int error = spawn(exec, command);
+    if (error) return table_remove(exec), error;
+    keep(exec, command);
+    return DEFERRED;
+}
+
+int start_exec(struct request *request, struct reply *reply) {
+    struct command command;
+    int error = take_command(request, &command);
+    if (!error) error = start(request, &command);
+    free(command.argv);
+    if (error > 0) reply->head.flags = STAGE_FORK;
+    return error;
+}
