@@ -138,7 +138,15 @@ class CountsOom(Protocol):
 
 
 class Images(Protocol):
-    """Layers of a node, and root file systems composed from them."""
+    """Layers of a node, and root file systems composed from them. Constructed as `cls(home)`."""
+
+    async def check(self) -> None:
+        """Whether this machine can compose. Raises MissingTool telling what to install or enable."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of what no sandbox uses; sandboxes stay as they are. Repeatable."""
+        ...
 
     async def compose(self, sandbox: str, image: Image) -> Rootfs:
         """Mount `image` with a fresh writable layer. Leaves nothing when it raises NoSuchImage, DiskFull."""

@@ -84,11 +84,16 @@ async def usable_drivers(home: Home, node: str) -> dict[str, Driver]:
     return usable
 
 
-def images_of(home: Home, node: str) -> Images:
-    """The node's image store; the first of the entry points."""
+@contextlib.asynccontextmanager
+async def images_of(home: Home, node: str) -> AsyncIterator[Images]:
+    """The node's image store, the first of the entry points. Raises MissingTool when it cannot work here."""
     names = sorted(entry.name for entry in entry_points(group=IMAGES))
     images: Images = load(IMAGES, names[0] if names else "erofs")(home.images(node))
-    return images
+    try:
+        await images.check()
+        yield images
+    finally:
+        await images.close()
 
 
 @contextlib.asynccontextmanager

@@ -169,17 +169,13 @@ async def _edge(options: Options, ready: dict[str, Any]) -> AsyncIterator[None]:
     """This machine as a node. Sandboxes outlive an edge that ran alone: its successor takes them over."""
     home, node = options.home, options.node
     with home.held(node):
-        context = Context(
-            home.node(node),
-            node,
-            drivers=await usable_drivers(home, node),
-            images=images_of(home, node),
-            drain=options.control,
-        )
+        drivers = await usable_drivers(home, node)
         credentials = Credentials.load(home.credentials / f"{node}.json")
-        async with plugin("edge", ready["url"], credentials, context, stop_within=DRAIN_WITHIN):
-            ready["parts"].append("edge")
-            yield
+        async with images_of(home, node) as images:
+            context = Context(home.node(node), node, drivers, images, drain=options.control)
+            async with plugin("edge", ready["url"], credentials, context, stop_within=DRAIN_WITHIN):
+                ready["parts"].append("edge")
+                yield
 
 
 async def _known(core: Wire, node: str) -> None:
