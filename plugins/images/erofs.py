@@ -33,10 +33,10 @@ async def build(tree: Path, image: Path, *, keep_times: bool = True) -> None:
 
     Raises MissingTool, DiskFull, InfraError, and then leaves no file.
     """
-    times = () if keep_times else (f"-T{FIXED_TIME}",)
+    times, epoch = ((), _KEEP_TIMES) if keep_times else ((f"-T{FIXED_TIME}",), None)
     command = ("mkfs.erofs", "--quiet", "-d1", f"-U{_VOLUME}", "-zlz4", *times, str(image), str(tree))
     try:
-        await run(*command, advice=ADVICE, env={"SOURCE_DATE_EPOCH": _KEEP_TIMES})
+        await run(*command, advice=ADVICE, epoch=epoch)
     except BaseException:
         image.unlink(missing_ok=True)
         raise
@@ -74,8 +74,8 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-async def run(*command: str, advice: str, env: dict[str, str] | None = None) -> None:
-    """Run a program to its end; it is killed when the caller is cancelled.
+async def run(*command: str, advice: str, epoch: str | None = None) -> None:
+    """Run a program to its end; it is killed when the caller is cancelled. `epoch`: SOURCE_DATE_EPOCH.
 
     Raises MissingTool telling `advice`, DiskFull, or InfraError with the end of what it wrote to stderr.
     """
@@ -85,7 +85,7 @@ async def run(*command: str, advice: str, env: dict[str, str] | None = None) -> 
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
-            env=os.environ | {"LC_ALL": "C"} | (env or {}),
+            env=_environment(epoch),
             start_new_session=True,
         )
     except FileNotFoundError as error:
@@ -97,6 +97,13 @@ async def run(*command: str, advice: str, env: dict[str, str] | None = None) -> 
         raise
     if process.returncode:
         raise _failure(command[0], process.returncode, complaint.decode(errors="replace"))
+
+
+def _environment(epoch: str | None) -> dict[str, str]:
+    """`epoch` overrules -T of mkfs.erofs, so that one of the caller's must not come through."""
+    environment = os.environ | {"LC_ALL": "C"}
+    environment.pop("SOURCE_DATE_EPOCH", None)
+    return environment | ({} if epoch is None else {"SOURCE_DATE_EPOCH": epoch})
 
 
 async def _kill(process: asyncio.subprocess.Process) -> None:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
-from dsec.bus.errors import InfraError
-from dsec.plugins.images import kernel, problems, rootfs
+from dsec.bus.errors import InfraError, SpecError
+from dsec.plugins.images import erofs, kernel, problems, rootfs
 
 _ATTRIBUTES: Final = 0x01 | 0x02 | 0x04  # read-only, nosuid, nodev: what a layer holds is not for the host
 _ESCAPE: Final = re.compile(rb"\\([0-7]{3})")
@@ -71,8 +71,7 @@ class LayerMounts:
 
     def _mount(self, digest: str) -> None:
         point, file = self._directory / digest, self._file(digest)
-        if not file.exists():
-            raise InfraError(f"the file of layer {digest[:12]} is gone from {file.parent}: import it again")
+        _check_file(file)
         with problems.files("making a mount point"):
             point.mkdir(mode=0o700, exist_ok=True)
         try:
@@ -91,6 +90,13 @@ class LayerMounts:
         with problems.files(f"unmounting layer {digest[:12]}"):
             rootfs.unmount(self._directory / digest)
             (self._directory / digest).rmdir()
+
+
+def _check_file(file: Path) -> None:
+    try:
+        erofs.check_superblock(file)
+    except (FileNotFoundError, SpecError) as error:
+        raise InfraError(f"layer file {file} is gone or damaged, import it again: {error}") from error
 
 
 def mount_points(mountinfo: bytes) -> dict[bytes, bytes]:

@@ -1,19 +1,24 @@
-"""Which host ids belong to which live sandbox: a range of its own each, the lowest free one first."""
+"""Host ids of sandboxes: a range of its own for each live one, and the user namespaces that map to them."""
 
 from __future__ import annotations
 
 import heapq
+import os
 from typing import Final
 
 from dsec.bus.errors import NoCapacity
-from dsec.plugins.images.rootfs import RANGE
+from dsec.plugins.images import kernel
 
+RANGE: Final = 65_536
+"""Ids of one sandbox."""
 FIRST: Final = 1_000_000
 COUNT: Final = 32_752
 """More than the processes a kernel runs by default; all ids stay below 2^31, as some programs want them."""
 
 
 class Ranges:
+    """Which ranges are taken; the lowest free one goes first, so that namespaces are used again."""
+
     def __init__(self) -> None:
         self._freed: list[int] = []
         self._next = 0
@@ -36,3 +41,28 @@ class Ranges:
         taken = {(base - FIRST) // RANGE for base in bases}
         self._next = max(taken, default=-1) + 1
         self._freed = sorted(set(range(self._next)) - taken)
+
+
+class Namespaces:
+    """User namespaces by range, the last ones kept: one takes 0.13 CPU ms to make. For use in one thread."""
+
+    _KEPT = 64
+
+    def __init__(self) -> None:
+        self._open: dict[int, int] = {}
+
+    def get(self, base: int) -> int:
+        """Descriptor of a namespace whose id 0 is the host's `base`, good until the next call.
+
+        Raises OSError.
+        """
+        if (found := self._open.pop(base, None)) is None:
+            while len(self._open) >= self._KEPT:
+                os.close(self._open.pop(next(iter(self._open))))
+            found = kernel.user_namespace(base, RANGE)
+        self._open[base] = found
+        return found
+
+    def close(self) -> None:
+        while self._open:
+            os.close(self._open.popitem()[1])

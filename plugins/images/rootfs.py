@@ -25,9 +25,8 @@ from pydantic import BaseModel
 from dsec.bus.driver import Rootfs
 from dsec.bus.errors import Conflict, NoSuchSandbox
 from dsec.plugins.images import kernel, problems, tree
+from dsec.plugins.images.ranges import Namespaces
 
-RANGE: Final = 65_536
-"""Ids of one sandbox."""
 _OPTIONS: Final = {"index": "off", "metacopy": "off", "redirect_dir": "nofollow", "xino": "off"}
 """What a packed layer relies on: an upper file is whole, and refers to nothing below by name."""
 _BUSY_WAITS: Final = (0.002, 0.01, 0.05, 0.2, 0.5)
@@ -45,8 +44,9 @@ class Composition(BaseModel):
 class Place:
     """The directory of one sandbox. Blocking; every method may be repeated."""
 
-    def __init__(self, sandboxes: Path, sandbox: str) -> None:
+    def __init__(self, sandboxes: Path, sandbox: str, namespaces: Namespaces) -> None:
         self.sandbox = sandbox
+        self._namespaces = namespaces
         self.directory = sandboxes / sandbox
         self.target = self.directory / "rootfs"
         self.data = self.directory / "data"
@@ -68,12 +68,12 @@ class Place:
             self._furnish(composition)
             self._mount(composition, layers)
         except BaseException:
-            self.release()
+            self._undo()
             raise
         return self._rootfs(composition)
 
     def composition(self) -> Composition:
-        """Raises NoSuchSandbox, also when a crash came before it was written."""
+        """Raises NoSuchSandbox, also when a crash came before it was whole."""
         try:
             return Composition.model_validate_json(self._composition.read_bytes())
         except (FileNotFoundError, ValueError):
@@ -96,6 +96,17 @@ class Place:
             unmount(self.target)
             tree.remove(self.directory)
 
+    def _undo(self) -> None:
+        """As release, but where no descriptor can be had either: what was made here is known by name."""
+        with contextlib.suppress(OSError):
+            unmount(self.target)
+            self._composition.unlink(missing_ok=True)
+            for directory in (self._work, self.upper, self.data, self.target, self.directory):
+                with contextlib.suppress(FileNotFoundError):
+                    directory.rmdir()
+            return
+        self.release()
+
     def _rootfs(self, composition: Composition) -> Rootfs:
         return Rootfs(path=self.target, upper=self.upper, uid_base=composition.uid_base)
 
@@ -106,9 +117,7 @@ class Place:
                 directory.mkdir()
             self.upper.chmod(0o755)  # the root directory inside, whatever this process's umask is
             self.directory.chmod(0o711)
-            draft = self._composition.with_suffix(".draft")
-            draft.write_text(composition.model_dump_json())
-            draft.replace(self._composition)
+            self._composition.write_text(composition.model_dump_json())
 
     def _mount(self, composition: Composition, layers: Sequence[Path]) -> None:
         base = composition.uid_base
@@ -116,8 +125,7 @@ class Place:
             problems.mounts(f"mounting the root file system of {self.sandbox}"),
             contextlib.ExitStack() as held,
         ):
-            userns = kernel.user_namespace(base, RANGE)
-            held.callback(os.close, userns)
+            userns = self._namespaces.get(base)
             lowers = [_clone(held, layer, userns) for layer in reversed(layers)]
             data = _clone(held, self.data, userns, readonly=False)
             upper, work = (_directory(held, data, name) for name in ("upper", "work"))

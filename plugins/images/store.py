@@ -24,7 +24,7 @@ from dsec.bus.spec import Image
 from dsec.plugins.images import archive, doctor, erofs, pack, problems, threads
 from dsec.plugins.images.catalog import Catalog
 from dsec.plugins.images.layers import LayerMounts
-from dsec.plugins.images.ranges import Ranges
+from dsec.plugins.images.ranges import Namespaces, Ranges
 from dsec.plugins.images.rootfs import Composition, Place
 
 Kind = Literal["base", "workspace", "toolkit", "pack"]
@@ -45,6 +45,7 @@ class ErofsImages:
         self._catalog = Catalog(self._home)
         self._mounts = LayerMounts(self._home / "mnt", self._catalog.file)
         self._ranges = Ranges()
+        self._namespaces = Namespaces()
         self._live: dict[str, Composition] = {}
         self._opening = asyncio.Lock()
         self._opened = False
@@ -63,7 +64,8 @@ class ErofsImages:
         if self._opened:
             await self._mounts.drop(self._used())
             await self._delete_unnamed()
-        self._composer.shutdown(wait=False)
+        await asyncio.to_thread(self._composer.shutdown)
+        self._namespaces.close()
 
     async def check(self) -> None:
         """Whether this machine can compose. Raises MissingTool telling what to install or enable."""
@@ -167,13 +169,16 @@ class ErofsImages:
         for entry in self._sandboxes.iterdir():
             # One without a composition was cut off while it was made: it stays until it is released.
             with contextlib.suppress(NoSuchSandbox):
-                self._live[entry.name] = Place(self._sandboxes, entry.name).composition()
+                self._live[entry.name] = self._at(entry.name).composition()
         self._ranges.claim([one.uid_base for one in self._live.values()])
 
     async def _place(self, sandbox: str) -> Place:
         ids.check("sandbox", sandbox)
         await self._open()
-        return Place(self._sandboxes, sandbox)
+        return self._at(sandbox)
+
+    def _at(self, sandbox: str) -> Place:
+        return Place(self._sandboxes, sandbox, self._namespaces)
 
     async def _compose(self, place: Place, chosen: Composition, points: list[Path]) -> Rootfs:
         try:

@@ -4,57 +4,55 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_DEPTH: Final = 32
 
 
 def remove(path: Path) -> None:
     """Delete a directory tree; silent when there is none, and repeatable after an error (OSError).
 
-    Every directory is first moved to the top and emptied there: a tree as deep as an agent cares to make it
-    costs neither stack nor descriptors nor path length, and no symlink is ever followed.
+    What lies deeper than 32 directories is moved to the top and deleted there: a tree as deep as an agent
+    cares to make it costs neither stack nor descriptors nor path length. No symlink is ever followed.
     """
     try:
         top = os.open(path, _DIRECTORY)
     except FileNotFoundError:
         return
     try:
-        names = (f".gone-{secrets.token_hex(8)}" for _ in iter(int, 1))
-        while _sweep(top, names):
+        while _clear(top, top, _DEPTH):
             pass
     finally:
         os.close(top)
     path.rmdir()
 
 
-def _sweep(top: int, names: Iterator[str]) -> bool:
-    """Delete what lies in `top`, moving the directories one level below up; False when nothing was there."""
-    with os.scandir(top) as found:
+def _clear(directory: int, top: int, depth: int) -> bool:
+    """Empty `directory`; whether something below it was moved to `top`."""
+    moved = False
+    with os.scandir(directory) as found:
         entries = [(os.fsencode(entry.name), entry.is_dir(follow_symlinks=False)) for entry in found]
     for name, is_directory in entries:
-        if is_directory:
-            _hoist(top, name, names)
-            os.rmdir(name, dir_fd=top)
+        if not is_directory:
+            os.unlink(name, dir_fd=directory)
+        elif depth:
+            moved |= _clear_below(directory, name, top, depth - 1)
         else:
-            os.unlink(name, dir_fd=top)
-    return bool(entries)
+            os.rename(name, f".gone-{secrets.token_hex(8)}", src_dir_fd=directory, dst_dir_fd=top)
+            moved = True
+    return moved
 
 
-def _hoist(top: int, name: bytes, names: Iterator[str]) -> None:
-    """Empty directory `name` of `top`: files go, directories move to `top`."""
-    directory = os.open(name, _DIRECTORY, dir_fd=top)
+def _clear_below(parent: int, name: bytes, top: int, depth: int) -> bool:
+    directory = os.open(name, _DIRECTORY, dir_fd=parent)
     try:
-        with os.scandir(directory) as found:
-            entries = [(os.fsencode(entry.name), entry.is_dir(follow_symlinks=False)) for entry in found]
-        for entry, is_directory in entries:
-            if is_directory:
-                os.rename(entry, next(names), src_dir_fd=directory, dst_dir_fd=top)
-            else:
-                os.unlink(entry, dir_fd=directory)
+        moved = _clear(directory, top, depth)
     finally:
         os.close(directory)
+    os.rmdir(name, dir_fd=parent)
+    return moved
 
 
 def sync(path: Path) -> None:
