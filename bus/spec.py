@@ -60,7 +60,7 @@ class Limits(Strict):
 class Spec(Strict):
     """One sandbox, as its user wants it. Seconds unless told otherwise."""
 
-    backend: Literal["container", "microvm", "fullvm", "sim"] = "container"
+    backend: str = Field("container", pattern=r"^[a-z][a-z0-9_-]{0,31}$", description="name of a driver")
     image: Image
     limits: Limits = Limits()
     cpu_class: Literal["latency", "besteffort"] = "latency"

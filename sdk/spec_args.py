@@ -32,7 +32,7 @@ class LimitArgs(TypedDict, total=False):
 class SpecArgs(TypedDict, total=False):
     """See `dsec.bus.spec.Spec`. `image` may be the name of a base layer alone."""
 
-    backend: Literal["container", "microvm", "fullvm", "sim"]
+    backend: str
     image: str | ImageArgs
     limits: LimitArgs
     cpu_class: Literal["latency", "besteffort"]

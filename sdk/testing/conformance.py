@@ -7,7 +7,15 @@ from dsec.sdk.testing.lifecycle import LifecycleSuite
 from dsec.sdk.testing.output import OutputSuite
 from dsec.sdk.testing.recovery import RecoverySuite, split
 
-__all__ = ["split"]
+__all__ = [
+    "ExecSuite",
+    "FileSuite",
+    "IsolationSuite",
+    "LifecycleSuite",
+    "OutputSuite",
+    "RecoverySuite",
+    "split",
+]
 
 
 class TestLifecycle(LifecycleSuite):

@@ -63,9 +63,8 @@ class FileSuite:
         assert names == {f"f{i}" for i in range(1, 1501)} | {"d", "l"}
 
     async def test_remove_takes_a_tree_and_follows_no_link(self, sandbox: Sandbox) -> None:
-        await sandbox.run(
-            "mkdir -p /tmp/tree/sub /tmp/kept; touch /tmp/tree/sub/f /tmp/kept/f; ln -s /tmp/kept /tmp/tree/link"
-        )
+        await sandbox.run("mkdir -p /tmp/tree/sub /tmp/kept; touch /tmp/tree/sub/f /tmp/kept/f")
+        await sandbox.run(["ln", "-s", "/tmp/kept", "/tmp/tree/link"])
         await sandbox.files.remove("/tmp/tree", recursive=True)
         assert (await sandbox.run("ls -d /tmp/tree; ls /tmp/kept")).stdout == "f\n"
 

@@ -20,6 +20,7 @@ from dsec.bus.errors import (
 )
 from dsec.bus.messages import State
 from dsec.sdk import Client, Sandbox
+from dsec.sdk.spec_args import LimitArgs
 from dsec.sdk.testing import traces
 
 
@@ -27,7 +28,7 @@ class LifecycleSuite:
     async def test_a_created_sandbox_answers_and_tells_its_limits_as_applied(
         self, client: Client, backend: str
     ) -> None:
-        asked = {"pids": 64, "memory": 256 << 20}
+        asked: LimitArgs = {"pids": 64, "memory": 256 << 20}
         async with client.sandbox(backend=backend, image="base", limits=asked) as sandbox:
             assert (await sandbox.run(["true"])).code == 0
             applied = (await sandbox.stat()).applied

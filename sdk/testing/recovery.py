@@ -78,7 +78,7 @@ class RecoverySuite:
             assert len(set(acknowledged)) == len(acknowledged)
             assert set(acknowledged) <= listed
             await _no_duplicates(client, acknowledged, outcomes)
-            await asyncio.gather(*((await client.attach(name)).destroy() for name in listed))
+            await asyncio.gather(*(_destroy(client, name) for name in listed))
         for name in [*acknowledged, *listed]:
             assert traces.of(name, split.home) == []
         assert not [point for point in traces.mounts_under(split.home) if "/sandboxes/" in point]
@@ -106,6 +106,10 @@ async def _work(client: Client, backend: str, number: int) -> Sandbox | DsecErro
     except DsecError as error:
         return error
     return sandbox
+
+
+async def _destroy(client: Client, name: str) -> None:
+    await (await client.attach(name)).destroy()
 
 
 async def _no_duplicates(

@@ -29,7 +29,7 @@ def test_an_unknown_field_is_named(spec: dict[str, Any], field: str) -> None:
         ({"image": "UPPER"}, "image.base"),
         ({"image": "a", "ttl": -1}, "ttl"),
         ({"image": "a", "limits": {"pids": 1}}, "limits.pids"),
-        ({"image": "a", "backend": "docker"}, "backend"),
+        ({"image": "a", "backend": "Docker!"}, "backend"),
     ],
 )
 def test_a_wrong_value_is_named(spec: dict[str, Any], field: str) -> None:

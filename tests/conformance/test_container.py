@@ -1,0 +1,35 @@
+"""The container backend passes the conformance suite."""
+
+import pytest
+
+from dsec.sdk.testing import conformance
+from dsec.sdk.testing.conformance import split
+
+__all__ = ["split"]
+
+pytestmark = pytest.mark.node
+
+
+class TestLifecycle(conformance.LifecycleSuite):
+    pass
+
+
+class TestExec(conformance.ExecSuite):
+    pass
+
+
+class TestOutput(conformance.OutputSuite):
+    pass
+
+
+class TestFiles(conformance.FileSuite):
+    pass
+
+
+class TestIsolation(conformance.IsolationSuite):
+    pass
+
+
+@pytest.mark.kill
+class TestRecovery(conformance.RecoverySuite):
+    pass
