@@ -137,11 +137,6 @@ class Group:
         for place in self.places:
             (place / "cgroup.procs").write_text(str(pid))
 
-    def init(self) -> int | None:
-        """Host pid of PID 1 once the engine has ended, or None when it is dead."""
-        pids = (self.v2 / INIT / "cgroup.procs").read_text().split()
-        return int(pids[0]) if pids else None
-
     def oom_kills(self) -> int:
         """Processes that the kernel has killed for this group's memory limit; 0 when it is gone."""
         name = "memory.oom_control" if "memory" in self.layout.v1 else "memory.events"

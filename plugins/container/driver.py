@@ -36,7 +36,7 @@ from dsec.bus.errors import (
 from dsec.bus.spec import GIB, MIB, Limits
 from dsec.plugins.container import door, oci, seccomp
 from dsec.plugins.container.cgroups import Cgroups, until
-from dsec.plugins.container.engine import Engine, Job, find, sealed
+from dsec.plugins.container.engine import STAGE, Engine, Job, find, sealed
 from dsec.plugins.container.process import Watched
 
 INFO: Final = Info(
@@ -122,17 +122,16 @@ class ContainerDriver:
         sandbox, engine, group = order.sandbox, self._running(), self._cgroups().of(order.sandbox)
         directory = self.home / sandbox
         directory.mkdir(mode=0o700)
-        config = oci.render(rootfs.path, rootfs.uid_base, nofile, self._oom_score_adj, self._seccomp)
+        config = oci.render(STAGE, rootfs.uid_base, nofile, self._oom_score_adj, self._seccomp)
 
         def adopt(pid: int) -> None:
             group.make(order.limits, order.spec.cpu_class)
             group.adopt(pid)
 
         with door.listening(directory) as listening:
-            await engine.run(Job(sandbox, directory, config, listening.fileno(), self._agent, adopt))
-        pid = group.init()
-        if pid is None:
-            raise ProcessLookupError("PID 1 ended at once")
+            pid = await engine.run(
+                Job(sandbox, rootfs.path, directory, config, listening.fileno(), self._agent, adopt)
+            )
         return self._watch(sandbox, pid, None)
 
     def _explained(self, sandbox: str, error: BaseException) -> BaseException:

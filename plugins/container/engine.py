@@ -3,9 +3,11 @@
 The engine starts, and then waits for its configuration, which it reads from a pipe. Only when it has been
 moved into the sandbox's cgroups is the configuration written; so nothing it forks can be outside of them, and
 if this process dies in between, the pipe closes and the engine ends with an error. crun's own cgroup code is
-off: it refuses hybrid machines, and `cgroups.Group` knows more. Three facts of crun 1.8 shape this file:
+off: it refuses hybrid machines, and `cgroups.Group` knows more. Some facts of crun 1.8 shape this file:
 
-- it looks at /sys/fs/cgroup even so: on hybrid machines it runs in a mount namespace without version 2;
+- it looks at /sys/fs/cgroup even so: on hybrid machines it must not see version 2;
+- it opens the root file system as the sandbox's root, whom the node's directories may not let through.
+  So it runs in a mount namespace of its own, where version 2 is hidden and the root lies at `STAGE`;
 - it copies its binary and executes itself again, unless it was started from a sealed memfd;
 - it hands descriptors 0 to 2 to the sandbox's root by chown, so none of them may be a file of the host.
 """
@@ -27,9 +29,12 @@ from typing import Final
 from dsec.bus.errors import InfraError, MissingTool
 
 NAME: Final = "crun"
+PID_FILE: Final = "pid"
+STAGE: Final = Path("/sys/block")
+"""Where the engine finds the root file system: every machine has it, and nobody's files lie under it."""
 SEALS: Final = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 CLONE_FS, CLONE_NEWNS = 0x200, 0x20000
-MS_REC, MS_PRIVATE, MNT_DETACH = 0x4000, 0x40000, 2
+MS_BIND, MS_REC, MS_PRIVATE, MNT_DETACH = 0x1000, 0x4000, 0x40000, 2
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
@@ -58,9 +63,14 @@ def sealed(program: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One run of the engine. `adopt` moves a pid into the sandbox's cgroups; `door` is a listening socket."""
+    """One run of the engine.
+
+    `config` names `STAGE` as the root; `adopt` moves a pid into the sandbox's cgroups; `door` is a listening
+    socket; `agent` is what PID 1 executes.
+    """
 
     sandbox: str
+    rootfs: Path
     bundle: Path
     config: bytes
     door: int
@@ -82,10 +92,11 @@ class Engine:
         self._program = sealed(find())
         self._hands = ThreadPoolExecutor(1, "engine")
 
-    async def run(self, job: Job) -> None:
-        """Start PID 1 of a sandbox. Raises InfraError with the engine's words, MissingTool, OSError.
+    async def run(self, job: Job) -> int:
+        """Start PID 1 of a sandbox and return its pid on the host.
 
         Cancelled or not, the engine has ended when this returns; PID 1 may live if it got so far.
+        Raises InfraError with the engine's words, OSError.
         """
         starting = asyncio.get_running_loop().run_in_executor(self._hands, self._start, job)
         try:
@@ -97,6 +108,7 @@ class Engine:
             status = await _ended(pid)
             if status:
                 raise InfraError(f"{NAME} failed with status {status}: {_text(words) or 'no message'}")
+            return int((job.bundle / PID_FILE).read_text())
         finally:
             os.close(words)
 
@@ -117,8 +129,7 @@ class Engine:
             fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, max(65_536, len(job.config)))
             os.write(writing, job.config)
         except BaseException:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+            _kill(pid)
             os.close(words)
             raise
         finally:
@@ -131,34 +142,32 @@ class Engine:
         lifted = {target: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 16) for target, fd in wanted.items()}
         actions = [(os.POSIX_SPAWN_DUP2, source, target) for target, source in lifted.items()]
         try:
-            self._hidden()
+            self._enter(job.rootfs)
             return os.posix_spawn(
                 f"/proc/self/fd/{self._program}", self._argv(job), {}, file_actions=actions, setsigmask=[]
             )
         finally:
-            self._shown()
+            self._leave()
             for source in lifted.values():
                 os.close(source)
 
     def _argv(self, job: Job) -> list[str]:
-        run = ["run", "-d", "--preserve-fds=1", "--bundle", str(job.bundle), "--config", "/proc/self/fd/4"]
+        run = ["run", "-d", "--preserve-fds=1", "--config", "/proc/self/fd/4"]
+        run += ["--bundle", str(job.bundle), "--pid-file", str(job.bundle / PID_FILE)]
         return [NAME, "--cgroup-manager=disabled", "--root", str(self.state), *run, job.sandbox]
 
-    def _hidden(self) -> None:
-        if self.hide is None:
-            return
+    def _enter(self, rootfs: Path) -> None:
+        """Into a new mount namespace; this thread has a working directory of its own, else it could not."""
         if self._host < 0:
-            # a thread with a working directory of its own may change its mount namespace
             _check(_LIBC.unshare(CLONE_FS), "unshare")
             self._host = os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-        parent, point = str(self.hide.parent).encode(), str(self.hide).encode()
         _check(_LIBC.unshare(CLONE_NEWNS), "unshare")
-        _check(
-            _LIBC.mount(None, parent, None, MS_REC | MS_PRIVATE, None), f"making {self.hide.parent} private"
-        )
-        _check(_LIBC.umount2(point, MNT_DETACH), f"hiding {self.hide}")
+        _check(_LIBC.mount(None, b"/", None, MS_REC | MS_PRIVATE, None), "making mounts private")
+        if self.hide is not None:
+            _check(_LIBC.umount2(bytes(self.hide), MNT_DETACH), f"hiding {self.hide}")
+        _check(_LIBC.mount(bytes(rootfs), bytes(STAGE), None, MS_BIND, None), f"binding {rootfs}")
 
-    def _shown(self) -> None:
+    def _leave(self) -> None:
         if self._host >= 0:
             _check(_LIBC.setns(self._host, CLONE_NEWNS), "setns")
 
@@ -184,8 +193,8 @@ async def _ended(pid: int) -> int:
     finally:
         loop.remove_reader(watched)
         os.close(watched)
-        _, status = os.waitpid(pid, 0)
-    return os.waitstatus_to_exitcode(status)
+        status = _reap(pid)
+    return status
 
 
 async def _give_up(starting: asyncio.Future[tuple[int, int]]) -> None:
@@ -193,9 +202,17 @@ async def _give_up(starting: asyncio.Future[tuple[int, int]]) -> None:
     await asyncio.wait([starting])
     if starting.exception() is None:
         pid, words = starting.result()
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        _kill(pid)
         os.close(words)
+
+
+def _kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    _reap(pid)
+
+
+def _reap(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def _text(words: int) -> str:
