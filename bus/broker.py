@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 ACCOUNT: Final = "DSEC"
 MAX_PAYLOAD: Final = 1024 * 1024
+PORT_WAIT = 5.0
+"""Seconds for which the server of a killed predecessor may still hold the port."""
 START_TIMEOUT: Final = 20.0
 STOP_TIMEOUT: Final = 10.0
 LOG_BYTES: Final = 16 * 1024 * 1024
@@ -222,13 +224,14 @@ async def _settled_port(home: Path, host: str) -> int:
     if not note.exists():
         write_private(note, f"{_bindable(host, 0)}\n")
     port = int(note.read_text(encoding="ascii"))
-    for _ in range(50):  # the server of a killed predecessor may take a moment to be gone
-        if _bindable(host, port):
-            return port
+    until = asyncio.get_running_loop().time() + PORT_WAIT
+    while not _bindable(host, port):
+        if asyncio.get_running_loop().time() > until:
+            raise BrokerDown(
+                f"port {port} is taken: end the other broker of {home}, or delete {note} to choose another"
+            )
         await asyncio.sleep(0.1)
-    raise BrokerDown(
-        f"port {port} is taken: end the other broker of {home}, or delete {note} to choose another"
-    )
+    return port
 
 
 def _bindable(host: str, port: int) -> int:

@@ -106,7 +106,8 @@ class Iam:
 
     @classmethod
     def remove(cls, home: Home, owner: str) -> None:
-        """Forget a principal or node; it is refused at its next connect."""
+        """Forget a principal `u-…` or node `n-…`; it is refused at its next connect. Raises BadId."""
+        ids.check("principal" if owner.startswith("u-") else "node", owner)
         _store(home.part("iam")).remove(owner)
         _file(home, owner).unlink(missing_ok=True)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from dsec.bus.broker import Broker
 from dsec.bus.credentials import Credentials
+from dsec.bus.errors import DsecError
 from dsec.bus.home import Home
 from dsec.bus.host import Context
 from dsec.bus.wire import Wire
@@ -53,3 +56,23 @@ async def running_broker_with_iam(path: Path, nodes: Iterable[str] = ("n-a",)) -
         Iam.running(wire, Context(home.part("iam"))),
     ):
         yield Stack(broker, home, prepared)
+
+
+async def until(condition: Callable[[], bool], *, within: float) -> None:
+    """Raises TimeoutError when `condition` does not come true in time."""
+    async with asyncio.timeout(within):
+        while not condition():  # noqa: ASYNC110 - most of what tests wait for tells its state only
+            await asyncio.sleep(0.02)
+
+
+async def answered_again(wire: Wire, subject: str, *, within: float) -> float:
+    """Seconds until a request on `subject` is answered. Raises TimeoutError."""
+    started = time.monotonic()
+    async with asyncio.timeout(within):
+        while True:
+            try:
+                await wire.request(subject, b"{}", timeout=1)
+            except DsecError:
+                await asyncio.sleep(0.05)
+            else:
+                return time.monotonic() - started
