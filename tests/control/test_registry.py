@@ -1,0 +1,118 @@
+"""Streams that any number of parts may make, a trail nobody can shorten, and lists of one's own sandboxes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import orjson
+import pytest
+import pytest_asyncio
+from hypothesis import given
+from hypothesis import strategies as st
+from nats.js.errors import APIError
+
+from dsec.bus import ids
+from dsec.bus.appender import Appender
+from dsec.bus.errors import GoneError, SpecError
+from dsec.bus.messages import ListSandboxes, Record, Sandboxes, State
+from dsec.bus.registry import ensure, page, streams
+from dsec.bus.spec import GIB
+from dsec.plugins.iam import Iam
+from tests.control.cluster import BookNode, Cluster, now_ms, record
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
+    home: Path = tmp_path_factory.mktemp("registry")
+    async with Cluster.running(home) as running:
+        yield running
+
+
+def query(*, limit: int = 1000, after: str = "", state: State | None = None) -> ListSandboxes:
+    return ListSandboxes(op="list", deadline=0, limit=limit, after=after, state=state)
+
+
+async def listed(cluster: Cluster, **options: object) -> Sandboxes:
+    body = {"op": ids.new_operation(), "deadline": now_ms(10)} | options
+    return Sandboxes.model_validate(await cluster.ask("sandbox", "list", orjson.dumps(body)))
+
+
+async def put(cluster: Cluster, node: str, records: list[Record]) -> None:
+    Iam.create_node(cluster.home, node)
+    async with cluster.connected(node) as wire, Appender.running(wire) as appender:
+        stored = [
+            await appender.append(
+                f"$KV.registry.{one.project}.{one.node}.{one.sandbox}", one.model_dump_json().encode()
+            )
+            for one in records
+        ]
+        await asyncio.gather(*stored)
+
+
+async def test_streams_are_made_once_by_any_number_of_parts_at_once(cluster: Cluster) -> None:
+    async with cluster.connected("core") as other:
+        await asyncio.gather(ensure(cluster.core.jetstream), ensure(other.jetstream, 2 * GIB))
+    for config in streams(64 << 20):
+        assert config.name
+        info = await cluster.operator.jetstream.stream_info(config.name)
+        assert info.config.subjects == config.subjects
+        assert info.config.max_bytes in {config.max_bytes, -1}
+        assert info.config.allow_direct
+
+
+async def test_nothing_can_be_deleted_or_purged_from_the_audit_trail(cluster: Cluster) -> None:
+    info = await cluster.operator.jetstream.stream_info("AUDIT")
+    assert info.config.deny_delete
+    assert info.config.deny_purge
+    with pytest.raises(APIError):  # not even by updating the stream with core's right to do so
+        await cluster.core.jetstream.update_stream(info.config, deny_purge=False)
+
+
+async def test_a_project_sees_its_own_sandboxes_in_pages_oldest_first(cluster: Cluster) -> None:
+    own = [record(f"s-list-own{n:04}", created=5000 - n) for n in range(1500)]
+    others = [record(f"s-list-other{n:04}", project="p-other", created=n) for n in range(100)]
+    gone = [record(f"s-list-gone{n:04}", created=n, state=State.DESTROYED) for n in range(10)]
+    await put(cluster, "n-list", [*own, *others, *gone])
+    first = await listed(cluster)
+    assert first.more
+    rest = await listed(cluster, after=first.sandboxes[-1].sandbox)
+    while rest.more:
+        first.sandboxes += rest.sandboxes
+        rest = await listed(cluster, after=first.sandboxes[-1].sandbox)
+    assert [one.sandbox for one in first.sandboxes + rest.sandboxes] == [one.sandbox for one in own[::-1]]
+    destroyed = await listed(cluster, state="destroyed")
+    assert [one.sandbox for one in destroyed.sandboxes] == [one.sandbox for one in gone]
+    with pytest.raises(SpecError) as caught:
+        await listed(cluster, limit=0)
+    assert caught.value.field == "limit"
+
+
+async def test_a_created_sandbox_is_listed_once_its_node_has_told(cluster: Cluster) -> None:
+    async with BookNode.running(cluster, "n-tells") as node:
+        await asyncio.sleep(0.6)
+        sandbox = await cluster.create()
+        await node.store(record(sandbox, created=1))
+        assert sandbox in {one.sandbox for one in (await listed(cluster)).sandboxes}
+
+
+@given(st.integers(0, 30), st.integers(1, 10), st.integers(200, 5000))
+def test_pages_put_together_are_the_whole_list(count: int, limit: int, max_bytes: int) -> None:
+    records = [record(f"s-one-{n:04}", created=n // 3) for n in range(count)]
+    seen: list[Record] = []
+    while True:
+        after = seen[-1].sandbox if seen else ""
+        got = page(records, query(limit=limit, after=after), max_bytes=max_bytes)
+        assert len(got.sandboxes) <= limit
+        assert len(got.sandboxes) == 1 or len(got.model_dump_json()) <= max_bytes + 100
+        seen += got.sandboxes
+        if not got.more:
+            break
+    assert seen == records
+
+
+def test_a_page_after_a_sandbox_that_is_gone_is_typed() -> None:
+    with pytest.raises(GoneError) as caught:
+        page([record("s-one-aaaa")], query(after="s-one-bbbb"), max_bytes=1000)
+    assert caught.value.field == "after"
