@@ -19,6 +19,7 @@ import shutil
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -54,7 +55,7 @@ class BrokerAuth:
         rights = {
             "subscribe": ["$SYS.REQ.USER.AUTH", "_INBOX.iam.>"],
             "publish": ["audit.iam.>", "plugin.*.iam.>"],
-            "allow_responses": {"max": 1, "expires": f"{AUTH_TIMEOUT + 1}s"},
+            "allow_responses": {"max": 1, "expires": f"{ceil(AUTH_TIMEOUT)}s"},
         }
         return {
             "accounts": {

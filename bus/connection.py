@@ -159,19 +159,25 @@ class Connection(Client):
         if stream := self._stream():
             stream.transport.set_write_buffer_limits(high=PENDING)
 
+    async def _process_connect_init(self) -> None:
+        """nats-py takes any first line but an error for the broker's consent; a PING may come before it."""
+        await super()._process_connect_init()
+        if not self.is_connected:
+            for task in self._tasks():
+                task.cancel()
+            raise Error("nats: authorization violation: the broker has not decided yet")
+
+    def _tasks(self) -> list[asyncio.Task[Any]]:
+        tasks = (self._reading_task, self._ping_interval_task, self._flusher_task)
+        return [task for task in tasks if task is not None]
+
     async def close(self) -> None:
-        tasks: list[asyncio.Task[Any] | None] = [
-            self._reading_task,
-            self._ping_interval_task,
-            self._flusher_task,
-            self._reconnection_task,
-        ]
+        tasks = self._tasks() + ([self._reconnection_task] if self._reconnection_task is not None else [])
         with contextlib.suppress(TimeoutError, OSError):
             async with asyncio.timeout(CLOSE_TIMEOUT):
                 await super().close()
-        running = [task for task in tasks if task is not None and not task.done()]
-        for task in running:
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         if stream := self._stream():
             stream.close()

@@ -41,9 +41,10 @@ from dsec.bus.transport import Callback, Received
 
 log = logging.getLogger(__name__)
 
-AUTH_TIMEOUT = 3
-"""Seconds that the broker waits for iam's word; a refusal that takes as long is iam's absence."""
-ATTEMPT_TIMEOUT = AUTH_TIMEOUT + 1
+AUTH_TIMEOUT = 1.5
+"""Seconds that the broker waits for iam's word; a refusal that takes as long is iam's absence. Less than the
+2 s after which nats-server pings a client, decided or not."""
+ATTEMPT_TIMEOUT = 3
 NO_RESPONDERS = b"NATS/1.0 503"
 _UNSAFE = re.compile(r"\s")
 _VIOLATION = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"')
@@ -199,8 +200,11 @@ class Wire:
             self._connection = Connection(self._violated)
             await asyncio.sleep(random.uniform(0.05, 0.2))  # noqa: S311 - jitter, no secret
         self._jetstream = self._connection.jetstream()
-        await self._connection.subscribe_direct(self._answers + "*", "", self._answered)
-        await self._connection.roundtrip()
+        try:
+            await self._connection.subscribe_direct(self._answers + "*", "", self._answered)
+            await self._connection.roundtrip()
+        except (Error, OSError) as error:
+            raise BrokerDown.during(f"the broker at {servers} went away", error) from error
         if self._denied:
             raise PolicyError(f"not allowed to subscribe to {self._answers}*")
 
@@ -215,7 +219,7 @@ class Wire:
             raise BrokerDown(f"no broker at {servers}: {self._last_error}") from None
         except (Error, OSError, ValueError) as error:
             self._last_error = str(error)
-            if "authorization violation" in str(error).lower() and loop.time() - started < AUTH_TIMEOUT:
+            if "authorization violation" in str(error).lower() and loop.time() - started < 0.9 * AUTH_TIMEOUT:
                 raise Unauthenticated(
                     f"the broker at {servers} refused {self._credentials.role} {self._credentials.owner}"
                 ) from None

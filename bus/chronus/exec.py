@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import fcntl
 import os
@@ -17,7 +16,7 @@ from dsec.bus.chronus.cgroup import ExecCgroup
 from dsec.bus.chronus.faults import explain
 from dsec.bus.chronus.protocol import Exit, Malformed, Op, Reply
 from dsec.bus.chronus.transport import close_all
-from dsec.bus.errors import AgentCrippled, NoSuchExec, SpecError
+from dsec.bus.errors import NoSuchExec, SpecError
 
 __all__ = ["Command", "Exec", "Exit", "HostEnds", "Pipes"]
 
@@ -98,6 +97,8 @@ class Agent(Protocol):
 
     async def tell(self, op: Op, exec_id: str, before: bytes = b"") -> Reply: ...
 
+    def post(self, op: Op, exec_id: str) -> None: ...
+
     def forget(self, exec_: Exec) -> None: ...
 
 
@@ -138,9 +139,8 @@ class Exec:
         With a lost channel only this side is cleaned: release again after an `attach`.
         """
         self._agent.forget(self)
+        self._agent.post(Op.RELEASE, self.id)
         await self._cgroup.remove(empty=self.exited.done())
-        with contextlib.suppress(AgentCrippled):
-            await self._agent.tell(Op.RELEASE, self.id)
 
     def detach(self) -> None:
         """Close the descriptors here and leave the command running, to be attached again; repeatable."""

@@ -146,6 +146,10 @@ class Guest(Files):
         """The reply to a request about one exec; its error is the caller's to judge."""
         return await self._submit(op, before + text(exec_id))
 
+    def post(self, op: Op, exec_id: str) -> None:
+        """A request without a reply; requests after it find it done."""
+        self._transport.send(protocol.pack(op, 0, text(exec_id)))
+
     def forget(self, exec_: Exec) -> None:
         """Close the descriptors of `exec_` here; its end is not told any more."""
         if self._execs.get(exec_.id) is exec_:

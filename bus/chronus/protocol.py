@@ -11,7 +11,8 @@ whatever does not parse raises Malformed, and nothing here trusts a length.
 | EXECS | u32 index to go on at | exec…; MORE |
 | ATTACH | exec | ExitReport when EXITED; descriptors: stdout, stderr, with STDIN also stdin |
 | SIGNAL | u32 number, exec | |
-| CLOSE_STDIN, RELEASE | exec | |
+| CLOSE_STDIN | exec | |
+| RELEASE | exec | none is sent |
 | EXITED | | ExitReport, exec |
 | STAT | path | one Entry |
 | LIST | path, after | Entry…, by name; MORE |
@@ -131,7 +132,7 @@ def text(value: str) -> bytes:
 
 
 def pack(op: Op, request: int, body: bytes = b"", flags: int = 0) -> bytes:
-    """A request; `request` is its id, not 0."""
+    """A request; `request` is its id, 0 for one without a reply."""
     return HEAD.pack(VERSION, op, flags, request, 0) + body
 
 

@@ -97,13 +97,14 @@ static int close_stdin(struct request *request, struct reply *reply) {
     return 0;
 }
 
+/* Has no answer: what comes after it on this connection finds it done. */
 static int release(struct request *request, struct reply *reply) {
     struct exec *exec = named(request);
     (void)reply;
-    if (!exec) return 0;
+    if (!exec) return DEFERRED;
     if (!exec->exited) kill(exec->pid, SIGKILL);
     table_remove(exec);
-    return 0;
+    return DEFERRED;
 }
 
 typedef int handler(struct request *, struct reply *);
