@@ -1,8 +1,8 @@
 """What an archive or a directory tree may hold: pure checks, made before anything is written.
 
 A member's name stays below its directory; nothing is below or in place of a symbolic link; there are files,
-directories and symbolic links, and nothing else. The rules are those of tarfile's `data` filter (PEP 706), but
-refusing instead of repairing.
+directories and symbolic links, and nothing else. The rules are those of tarfile's `data` filter (PEP 706),
+but refusing instead of repairing.
 """
 
 from __future__ import annotations
@@ -69,9 +69,11 @@ def of_mode(name: str, mode: int, size: int, target: str | None) -> Member:
 
 
 def check(members: Iterable[Member], *, links_inside: bool = False) -> list[Member]:
-    """The members, parents first. Raises UnsafeArchive for one that is below, or in place of, a symbolic link.
+    """The members, parents first. Raises UnsafeArchive for one that is below, or in place of, a symbolic
+    link.
 
-    `links_inside`: also for a symbolic link whose target is outside, as a link on the user's machine must not be.
+    `links_inside`: also for a symbolic link whose target is outside, as a link on the user's machine must
+    not be.
     """
     listed = [member for member in members if member.name or member.type != "directory"]
     names = [member.name for member in listed]

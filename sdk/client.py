@@ -4,8 +4,9 @@
         async with client.sandbox(backend="container", image="debian-12-python") as sandbox:
             result = await sandbox.run("pytest -q", timeout=60)
 
-Everything raised is a `DsecError` with `.failure`, `.code` and `.field`. Every mutating call takes a `key`: the same
-key returns the first answer for 24 hours, and the client itself repeats a call only under its own key.
+Everything raised is a `DsecError` with `.failure`, `.code` and `.field`. Every mutating call takes a `key`:
+the same key returns the first answer for 24 hours, and the client itself repeats a call only under its own
+key.
 """
 
 from __future__ import annotations
@@ -107,9 +108,10 @@ class Client:
     ) -> Sandbox:
         """A running sandbox, acknowledged: its node has it on disk and its inside has answered.
 
-        `key`: the same key gives the same sandbox. `secrets`: environment values that reach no stored message.
-        `timeout`: seconds for all attempts together. Raises UnknownField or SpecError naming the field, Unsupported,
-        NoSuchImage, Conflict (the key was used with another spec), NoCapacity, TooLarge, DeadlineExceeded.
+        `key`: the same key gives the same sandbox. `secrets`: environment values that reach no stored
+        message. `timeout`: seconds for all attempts together. Raises UnknownField or SpecError naming the
+        field, Unsupported, NoSuchImage, Conflict (the key was used with another spec), NoCapacity,
+        TooLarge, DeadlineExceeded.
         """
         asked = parse_spec(dict(spec)).model_dump(mode="json", exclude_unset=True)
         body: dict[str, Any] = {"spec": asked}
@@ -160,12 +162,16 @@ class Client:
             body["after"] = page["sandboxes"][-1]["sandbox"]
 
     def exec(self, sandbox: str, exec_id: str, *, offset: int = 0) -> Exec:
-        """The handle of a command started earlier, or elsewhere, at byte `offset` of its output. Raises BadId."""
+        """The handle of a command started earlier, or elsewhere, at byte `offset` of its output. Raises
+        BadId.
+        """
         return Exec(self._link, check("sandbox", sandbox), check("exec", exec_id), offset=offset)
 
 
 async def _created(creating: asyncio.Future[Sandbox]) -> Sandbox:
-    """The sandbox; when we are cancelled meanwhile it is waited for and destroyed, since nobody knows its id."""
+    """The sandbox; when we are cancelled meanwhile it is waited for and destroyed, since nobody knows its
+    id.
+    """
     try:
         return await asyncio.shield(creating)
     except asyncio.CancelledError:

@@ -1,7 +1,7 @@
 """Where the broker is and who we are, when the caller does not say.
 
-`DSEC_URL` and `DSEC_CREDENTIALS` (a file) come first; otherwise the word that a running `dsec up` left in the home of
-this machine's platform (`DSEC_HOME`, default `/var/lib/dsec`) tells both.
+`DSEC_URL` and `DSEC_CREDENTIALS` (a file) come first; otherwise the word that a running `dsec up` left in
+the home of this machine's platform (`DSEC_HOME`, default `/var/lib/dsec`) tells both.
 """
 
 from __future__ import annotations

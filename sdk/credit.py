@@ -1,8 +1,8 @@
 """How much output a reader has asked for: pure arithmetic, the bound of a reader's memory.
 
-A grant is an absolute offset: everything up to `taken + window` may be sent, where `taken` is what the consumer
-took. It is renewed when half the window was taken and at half of the lease; a consumer that stops gets its last
-grant renewed, so the command waits like one behind a full pipe, and nothing more is sent.
+A grant is an absolute offset: everything up to `taken + window` may be sent, where `taken` is what the
+consumer took. It is renewed when half the window was taken and at half of the lease; a consumer that stops
+gets its last grant renewed, so the command waits like one behind a full pipe, and nothing more is sent.
 """
 
 from __future__ import annotations

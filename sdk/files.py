@@ -80,7 +80,9 @@ class Files:
         return entries
 
     async def remove(self, path: str, *, recursive: bool = False, key: str | None = None) -> None:
-        """Remove a file or link, a directory only with `recursive`; links are not followed. Raises NoSuchFile."""
+        """Remove a file or link, a directory only with `recursive`; links are not followed. Raises
+        NoSuchFile.
+        """
         await self._call("remove", {"path": path, "recursive": recursive}, op=key)
 
     async def mkdir(self, path: str, *, mode: int = 0o755) -> None:

@@ -85,7 +85,7 @@ class Link:
         *,
         op: str | None = None,
         data: bytes | None = None,
-        attempt: float = ATTEMPT,
+        attempt: float | None = None,
         patience: float | None = None,
     ) -> bytes:
         """The raw answer to `body` (with `data`: a raw request), the same operation until `patience` is over.
@@ -97,7 +97,7 @@ class Link:
         until = loop.time() + wait
         payload = self._payload(body, op or new_operation(), wait, data)
         for pause in pauses():
-            answer = await self._attempt(subject, payload, min(attempt, until - loop.time()))
+            answer = await self._attempt(subject, payload, min(attempt or ATTEMPT, until - loop.time()))
             if isinstance(answer, bytes):
                 return answer
             asked = max(pause, answer.retry_after or 0.0)
@@ -109,11 +109,13 @@ class Link:
     async def _attempt(self, subject: str, payload: bytes, timeout: float) -> bytes | DsecError:
         try:
             answer = (await self.bus.request(subject, payload, timeout=timeout)).data
-        except _UNANSWERED as error:
-            return error
+        except _UNANSWERED as unanswered:
+            return unanswered
         error = error_in(answer)
-        if error is None or isinstance(error, Overloaded):
-            return error or answer
+        if error is None:
+            return answer
+        if isinstance(error, Overloaded):
+            return error
         raise error
 
     def _payload(self, body: dict[str, Any], op: str, wait: float, data: bytes | None) -> bytes:

@@ -61,12 +61,13 @@ class Sandbox:
     ) -> Result:
         """Run a command to its end. A string goes to `/bin/sh -c`, a sequence is executed as it is.
 
-        `timeout` (seconds) kills the whole process tree; `stdin` None is an immediate end of file; `log_bytes`
-        bounds what is captured; `durable` waits until the result is stored; `key` runs it once however often it
-        is asked. What the command did is the Result; with `check` anything but exit code 0 raises CommandFailed.
-        Cancelling leaves the command running.
+        `timeout` (seconds) kills the whole process tree; `stdin` None is an immediate end of file;
+        `log_bytes` bounds what is captured; `durable` waits until the result is stored; `key` runs it once
+        however often it is asked. What the command did is the Result; with `check` anything but exit code 0
+        raises CommandFailed. Cancelling leaves the command running.
 
-        Raises NoSuchProgram, NoSuchSandbox, LimitError, AgentCrippled, SpecError, TooLarge, NodeLost, BrokerDown.
+        Raises NoSuchProgram, NoSuchSandbox, LimitError, AgentCrippled, SpecError, TooLarge, NodeLost,
+        BrokerDown.
         """
         given = stdin.encode() if isinstance(stdin, str) else stdin
         streamed = given is not None and len(given) > STDIN_AT_ONCE
@@ -106,8 +107,9 @@ class Sandbox:
     ) -> Exec:
         """Start a command; arguments as for `run`. Its id is known and durable on return.
 
-        `stdin_open` keeps standard input open for `Exec.write_stdin`. `detach` returns as soon as the command is
-        forked and lets it run without a reader: all its output goes to the log. Raises like `run`.
+        `stdin_open` keeps standard input open for `Exec.write_stdin`. `detach` returns as soon as the
+        command is forked and lets it run without a reader: all its output goes to the log. Raises like
+        `run`.
         """
         op = new_operation() if key is None else check("operation", key)
         body: dict[str, Any] = {"argv": [*SHELL, command] if isinstance(command, str) else [*command]}
@@ -147,7 +149,8 @@ class Sandbox:
         await transfer.upload(self.files, Path(local), remote)
 
     async def download(self, remote: str, local: str | os.PathLike[str]) -> None:
-        """A file or a directory to path `local`, which must not be a directory yet; appears whole or not at all.
+        """A file or a directory to path `local`, which must not be a directory yet; appears whole or not at
+        all.
 
         Raises UnsafeArchive for what would leave `local` or is neither file, directory nor link inside it.
         """
@@ -184,7 +187,8 @@ class Sandbox:
         return await self._updated("renew", {"ttl": ttl}, key)
 
     async def pack(self, name: str, paths: Sequence[str] | None = None, *, key: str | None = None) -> Layer:
-        """The writable layer as layer `name`, verified and in the catalog; `paths` (absolute): only what is below.
+        """The writable layer as layer `name`, verified and in the catalog; `paths` (absolute): only what is
+        below.
 
         Raises Conflict (the name holds other content), SpecError, DiskFull, NoSuchSandbox.
         """

@@ -1,9 +1,10 @@
 """The reader of one exec's output: live, replayed and recovered output through the same fold.
 
 Rule (docs: the exec log): a short exec is its first frame and costs nothing more. Otherwise the reader
-subscribes to the exec's subject, then grants credit. Frames at the expected offset are taken, smaller ones are
-duplicates, a larger one is a gap that is fetched from the log. Silence is answered by a look into the log, too:
-it finds what a lost connection or a restarted node kept from us. Memory is bounded by the credit window.
+subscribes to the exec's subject, then grants credit. Frames at the expected offset are taken, smaller ones
+are duplicates, a larger one is a gap that is fetched from the log. Silence is answered by a look into the
+log, too: it finds what a lost connection or a restarted node kept from us. Memory is bounded by the credit
+window.
 
 One task per streaming exec (`_pump`) does what takes requests; it ends when the exec has ended, the reader is
 closed, or its client is.
@@ -19,11 +20,11 @@ from typing import Final
 import orjson
 
 from dsec.bus import subjects
-from dsec.bus.errors import DsecError, GoneError, InfraError, NoSuchExec, SpecError
+from dsec.bus.errors import BrokerDown, DsecError, GoneError, InfraError, NoSuchExec, SpecError
 from dsec.bus.frames import Fold, Frame, Kind, unpack, unpack_data, unpack_frames
 from dsec.bus.transport import Received, Subscription
 from dsec.sdk.credit import Credit
-from dsec.sdk.link import Link
+from dsec.sdk.link import Link, pauses
 
 FETCH_BYTES: Final = 512 * 1024
 FETCH_LEAST: Final = 64 * 1024
@@ -84,7 +85,7 @@ class Reader:
                 raise self._failure
             self._ready.clear()
             if self._pumping is None:
-                await self._open()
+                self._open()
             await self._ready.wait()
         kind, data = self._queue.popleft()
         self.taken += len(data)
@@ -104,9 +105,7 @@ class Reader:
                 await subscription.unsubscribe()
         self._link.readers.discard(self)
 
-    async def _open(self) -> None:
-        subject = subjects.exec_stream(self._link.project, self._sandbox, self._exec)
-        self._subscription = await self._link.bus.subscribe(subject, self._receive)
+    def _open(self) -> None:
         self._heard = asyncio.get_running_loop().time()
         self._link.readers.add(self)
         self._pumping = asyncio.create_task(self._pump(), name=f"reader of {self._exec}")
@@ -153,6 +152,7 @@ class Reader:
     async def _pump(self) -> None:
         loop = asyncio.get_running_loop()
         try:
+            await self._subscribe()
             while self.fold.end is None:
                 now = loop.time()
                 if self._behind and self._credit.room(self.taken, self.fold.expected) >= self._least:
@@ -165,6 +165,19 @@ class Reader:
             self._failure = error
         finally:
             self._ready.set()
+
+    async def _subscribe(self) -> None:
+        subject = subjects.exec_stream(self._link.project, self._sandbox, self._exec)
+        until = asyncio.get_running_loop().time() + PATIENCE
+        for pause in pauses():
+            try:
+                self._subscription = await self._link.bus.subscribe(subject, self._receive)
+                return
+            except BrokerDown:
+                if asyncio.get_running_loop().time() >= until:
+                    raise
+                self._behind = True
+                await asyncio.sleep(pause)
 
     @property
     def _least(self) -> int:

@@ -1,8 +1,8 @@
 """The command `dsec`: one small module per command, each with `register(subparsers)`.
 
-`register` adds its parser and sets `handler`, a function (plain or async) from the parsed arguments to the exit
-code. Results go to standard output (`--json`: one JSON object a line), progress and errors to standard error;
-a typed error prints `error: code: message` and exits with 2.
+`register` adds its parser and sets `handler`, a function (plain or async) from the parsed arguments to the
+exit code. Results go to standard output (`--json`: one JSON object a line), progress and errors to standard
+error; a typed error prints `error: code: message` and exits with 2.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import asyncio
 import importlib
 import inspect
 import logging
+import sys
+from collections.abc import Awaitable, Sequence
 from typing import Final
 
 from dsec.bus.errors import DsecError
@@ -36,13 +38,13 @@ COMMANDS: Final = (
 )
 
 
-def parser() -> argparse.ArgumentParser:
-    """The whole command line. Modules are loaded here, so that `import dsec` stays light."""
+def parser(commands: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
+    """The command line of `commands`. Modules are loaded here, so that only what is asked for is imported."""
     top = argparse.ArgumentParser(
         prog="dsec", description="Sandboxes by the thousand for agent-training jobs."
     )
     subparsers = top.add_subparsers(required=True, metavar="command")
-    for name in COMMANDS:
+    for name in commands:
         importlib.import_module(f"dsec.sdk.cli.{name}").register(subparsers)
     return top
 
@@ -50,15 +52,16 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Run one command; the exit code."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    args = parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    args = parser([words[0]] if words and words[0] in COMMANDS else COMMANDS).parse_args(words)
     try:
-        outcome = args.handler(args)
-        return int((asyncio.run(_awaited(outcome)) if inspect.isawaitable(outcome) else outcome) or 0)
+        outcome: Awaitable[int | None] | int | None = args.handler(args)
+        return (asyncio.run(_awaited(outcome)) if inspect.isawaitable(outcome) else outcome) or 0
     except DsecError as error:
         return fail(error, as_json=getattr(args, "json", False))
     except KeyboardInterrupt:
         return 130
 
 
-async def _awaited(outcome: object) -> object:
-    return await outcome if inspect.isawaitable(outcome) else outcome
+async def _awaited(outcome: Awaitable[int | None]) -> int | None:
+    return await outcome
