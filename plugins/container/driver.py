@@ -36,7 +36,7 @@ from dsec.bus.errors import (
 from dsec.bus.spec import GIB, MIB, Limits
 from dsec.plugins.container import door, oci, seccomp
 from dsec.plugins.container.cgroups import Cgroups, until
-from dsec.plugins.container.engine import STAGE, Engine, Job, find, sealed
+from dsec.plugins.container.engine import Engine, Job, find, sealed
 from dsec.plugins.container.process import Watched
 
 INFO: Final = Info(
@@ -122,7 +122,7 @@ class ContainerDriver:
         sandbox, engine, group = order.sandbox, self._running(), self._cgroups().of(order.sandbox)
         directory = self.home / sandbox
         directory.mkdir(mode=0o700)
-        config = oci.render(STAGE, rootfs.uid_base, nofile, self._oom_score_adj, self._seccomp)
+        config = oci.render(engine.stage, rootfs.uid_base, nofile, self._oom_score_adj, self._seccomp)
 
         def adopt(pid: int) -> None:
             group.make(order.limits, order.spec.cpu_class)
@@ -132,6 +132,7 @@ class ContainerDriver:
             pid = await engine.run(
                 Job(sandbox, rootfs.path, directory, config, listening.fileno(), self._agent, adopt)
             )
+        _only_own_mounts(pid)
         return self._watch(sandbox, pid, None)
 
     def _explained(self, sandbox: str, error: BaseException) -> BaseException:
@@ -285,6 +286,12 @@ def _possible(limits: Limits) -> int:
     if limits.cpu is not None and limits.cpu < 0.01:
         raise Unsupported("the least CPU limit is 0.01 cores", field="limits.cpu")
     return nofile
+
+
+def _only_own_mounts(pid: int) -> None:
+    """Refuse what crun falls back to where the kernel refuses a new sysfs: the host's, cgroups and all."""
+    if b" - cgroup" in Path(f"/proc/{pid}/mountinfo").read_bytes():
+        raise InfraError("the host's /sys is inside: something is mounted over a part of /sys on this node")
 
 
 def _real_mount_points(root: Path) -> None:

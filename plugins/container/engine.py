@@ -7,7 +7,7 @@ off: it refuses hybrid machines, and `cgroups.Group` knows more. Some facts of c
 
 - it looks at /sys/fs/cgroup even so: on hybrid machines it must not see version 2;
 - it opens the root file system as the sandbox's root, whom the node's directories may not let through.
-  So it runs in a mount namespace of its own, where version 2 is hidden and the root lies at `STAGE`;
+  So it runs in a mount namespace of its own, where version 2 is hidden and the root lies at `stage`;
 - it copies its binary and executes itself again, unless it was started from a sealed memfd;
 - it hands descriptors 0 to 2 to the sandbox's root by chown, so none of them may be a file of the host.
 """
@@ -30,8 +30,9 @@ from dsec.bus.errors import InfraError, MissingTool
 
 NAME: Final = "crun"
 PID_FILE: Final = "pid"
-STAGE: Final = Path("/sys/block")
-"""Where the engine finds the root file system: every machine has it, and nobody's files lie under it."""
+STAGES: Final = (Path("/media"), Path("/mnt"), Path("/srv"))
+"""Where the engine may find the root file system. Not under /proc or /sys: the kernel lets a user namespace
+mount those afresh only where it sees all of them, and crun would show the host's /sys instead."""
 SEALS: Final = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 CLONE_FS, CLONE_NEWNS = 0x200, 0x20000
 MS_BIND, MS_REC, MS_PRIVATE, MNT_DETACH = 0x1000, 0x4000, 0x40000, 2
@@ -65,8 +66,8 @@ def sealed(program: Path) -> int:
 class Job:
     """One run of the engine.
 
-    `config` names `STAGE` as the root; `adopt` moves a pid into the sandbox's cgroups; `door` is a listening
-    socket; `agent` is what PID 1 executes.
+    `config` names the engine's `stage` as the root; `adopt` moves a pid into the sandbox's cgroups; `door` is
+    a listening socket; `agent` is what PID 1 executes.
     """
 
     sandbox: str
@@ -80,15 +81,20 @@ class Job:
 
 @dataclass(slots=True)
 class Engine:
-    """The engine of one driver; `state` is its directory, `hide` a mount point that it must not see."""
+    """The engine of one driver; `state` is its directory, `hide` a mount point that it must not see.
+
+    `stage`, one of `STAGES`, is where it sees the root file system. Raises MissingTool.
+    """
 
     state: Path
     hide: Path | None
+    stage: Path = field(init=False)
     _program: int = field(init=False)
     _hands: ThreadPoolExecutor = field(init=False)
     _host: int = -1
 
     def __post_init__(self) -> None:
+        self.stage = _stage(self.state)
         self._program = sealed(find())
         self._hands = ThreadPoolExecutor(1, "engine")
 
@@ -165,7 +171,7 @@ class Engine:
         _check(_LIBC.mount(None, b"/", None, MS_REC | MS_PRIVATE, None), "making mounts private")
         if self.hide is not None:
             _check(_LIBC.umount2(bytes(self.hide), MNT_DETACH), f"hiding {self.hide}")
-        _check(_LIBC.mount(bytes(rootfs), bytes(STAGE), None, MS_BIND, None), f"binding {rootfs}")
+        _check(_LIBC.mount(bytes(rootfs), bytes(self.stage), None, MS_BIND, None), f"binding {rootfs}")
 
     def _leave(self) -> None:
         if self._host >= 0:
@@ -178,6 +184,13 @@ class Engine:
             if descriptor >= 0:
                 os.close(descriptor)
         self._program = self._host = -1
+
+
+def _stage(state: Path) -> Path:
+    for stage in STAGES:
+        if stage.is_dir() and not state.resolve().is_relative_to(stage):
+            return stage
+    raise MissingTool(f"one of {', '.join(map(str, STAGES))} must exist, apart from the node's home")
 
 
 async def _ended(pid: int) -> int:

@@ -76,7 +76,7 @@ def render(rootfs: Path, uid_base: int, nofile: int, oom_score_adj: int, seccomp
 def _process(nofile: int, oom_score_adj: int) -> dict[str, Any]:
     return {
         "terminal": False,
-        "user": {"uid": 0, "gid": 0},
+        "user": {"uid": 0, "gid": 0, "umask": 0o022},
         "args": [AGENT],
         "env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
         "cwd": "/",
