@@ -20,6 +20,8 @@ from dsec.plugins.images import kernel
 OPAQUE: Final = "trusted.overlay.opaque"
 _LONGEST_PATH: Final = 3_800
 """mkfs.erofs puts the directory in front, and PATH_MAX is 4,096."""
+_LONGEST_NAME: Final = 254
+"""mkfs.erofs 1.5 cuts a name of 255 bytes off and then does not find it."""
 _OPEN: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 _SPECIAL: Final = stat.S_ISUID | stat.S_ISGID
 
@@ -99,8 +101,10 @@ class Entries:
         with opened(self._upper, path, _OPEN | os.O_DIRECTORY) as directory:
             names = sorted(_names(directory))
         paths = [path + b"/" + name if path else name for name in names]
-        if any(len(child) > _LONGEST_PATH for child in paths):
-            raise LimitError(f"a path of more than {_LONGEST_PATH} bytes cannot be packed")
+        if any(len(name) > _LONGEST_NAME for name in names) or any(len(one) > _LONGEST_PATH for one in paths):
+            raise LimitError(
+                f"names over {_LONGEST_NAME} and paths over {_LONGEST_PATH} bytes cannot be packed"
+            )
         return paths
 
     def _directory(self, path: bytes, found: os.stat_result) -> bool:

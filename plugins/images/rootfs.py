@@ -27,7 +27,13 @@ from dsec.bus.errors import Conflict, NoSuchSandbox
 from dsec.plugins.images import kernel, problems, tree
 from dsec.plugins.images.ranges import Namespaces
 
-_OPTIONS: Final = {"index": "off", "metacopy": "off", "redirect_dir": "nofollow", "xino": "off"}
+_OPTIONS: Final = {
+    "index": "off",
+    "metacopy": "off",
+    "redirect_dir": "nofollow",
+    "xino": "off",
+    "uuid": "null",
+}
 """What a packed layer relies on: an upper file is whole, and refers to nothing below by name."""
 _BUSY_WAITS: Final = (0.002, 0.01, 0.05, 0.2, 0.5)
 

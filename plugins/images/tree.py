@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Final
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_DEPTH: Final = 32
+_DEPTH: Final = 3
 
 
 def remove(path: Path) -> None:
     """Delete a directory tree; silent when there is none, and repeatable after an error (OSError).
 
-    What lies deeper than 32 directories is moved to the top and deleted there: a tree as deep as an agent
+    What lies deeper than three directories is moved to the top and deleted there: a tree as deep as an agent
     cares to make it costs neither stack nor descriptors nor path length. No symlink is ever followed.
     """
     try:

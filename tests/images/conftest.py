@@ -115,3 +115,11 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[str, str], Path]]:
     yield make
     for point in made:
         subprocess.run(["umount", point], check=True)
+
+
+async def run(*command: str | Path, check: bool = True) -> int:
+    """Run a program; its exit status, negative for a signal."""
+    process = await asyncio.create_subprocess_exec(*command)
+    status = await process.wait()
+    assert not check or status == 0, command
+    return status
