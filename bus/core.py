@@ -20,7 +20,7 @@ from dsec.bus.appender import Appender
 from dsec.bus.audit import Auditor
 from dsec.bus.claims import Claim, Claims
 from dsec.bus.directget import DirectGet
-from dsec.bus.errors import GoneError, NoCapacity, NodeLost, Overloaded
+from dsec.bus.errors import DeadlineExceeded, GoneError, NoCapacity, NodeLost, Overloaded
 from dsec.bus.handlers import (
     Call,
     Handler,
@@ -45,6 +45,8 @@ QUEUE: Final = "core"
 MAX_CREATES: Final = 1024
 """Creates in one core's hands; at 5,000/s and 5 ms each some 25 are, so more means that it cannot keep up."""
 RETRY_AFTER: Final = 0.5
+ATTEMPT: Final = 2.0
+"""Seconds that one scheduler has for its answer."""
 LIVENESS: Final = 3.0
 """Seconds to wait for a scheduler's word on whether a node is alive; a fresh one listens before it speaks."""
 
@@ -146,11 +148,18 @@ class Core:
         return await self._claims.settle(claim, ids.sandbox_on(node))
 
     async def _ask_scheduler(self, place: Place, until: float) -> str:
-        data, timeout = place.model_dump_json().encode(), max(0.05, until - time.time())
-        try:
-            answer = await self._bus.request(subjects.SCHED_PLACE, data, timeout=timeout)
-        except NodeLost as error:
-            raise NoCapacity("no scheduler is running", retry_after=RETRY_AFTER) from error
+        """A scheduler that dies over the question does not answer it: then another one is asked."""
+        data = place.model_dump_json().encode()
+        while True:
+            timeout = max(0.05, min(ATTEMPT, until - time.time()))
+            try:
+                answer = await self._bus.request(subjects.SCHED_PLACE, data, timeout=timeout)
+                break
+            except NodeLost as error:
+                raise NoCapacity("no scheduler is running", retry_after=RETRY_AFTER) from error
+            except DeadlineExceeded:
+                if time.time() > until:
+                    raise
         return str(result(answer.data)["node"])
 
     async def _forward(self, order: NodeCreate, reply: str) -> None:

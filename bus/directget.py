@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Final, Self, TypeVar
 
 import orjson
 
@@ -18,8 +19,13 @@ from dsec.bus import ids
 from dsec.bus.errors import BrokerDown, DeadlineExceeded, InfraError, NodeLost
 from dsec.bus.transport import Bus, Received
 
-TIMEOUT = 5.0
-"""Seconds without progress until a read is given up."""
+TIMEOUT: Final = 2.0
+"""Seconds that one attempt waits."""
+PATIENCE: Final = 10.0
+"""Seconds in which a broker that starts again, or elects a leader, is asked again."""
+
+
+ValueT = TypeVar("ValueT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +82,14 @@ class DirectGet:
     async def batch(self, stream: str, subject: str, sequence: int, *, count: int, max_bytes: int) -> Batch:
         """Up to `count` messages of `subject` from `sequence` on; about `max_bytes` in all, at least one."""
         body = {"seq": max(1, sequence), "next_by_subj": subject, "batch": count, "max_bytes": max_bytes}
+        return await patiently(lambda: self._batch(stream, orjson.dumps(body)))
+
+    async def _batch(self, stream: str, body: bytes) -> Batch:
         token = ids.tail()
         reading = _Reading(asyncio.get_running_loop().create_future())
         self._readings[token] = reading
         try:
-            await self._bus.publish(
-                f"$JS.API.DIRECT.GET.{stream}", orjson.dumps(body), reply=self._prefix + token
-            )
+            await self._bus.publish(f"$JS.API.DIRECT.GET.{stream}", body, reply=self._prefix + token)
             async with asyncio.timeout(TIMEOUT):
                 pending = await reading.done
         except TimeoutError:
@@ -127,12 +134,33 @@ def _refusal(headers: Mapping[str, str]) -> None:
         raise InfraError(f"the broker refused a read: {status} {why}")
 
 
+async def patiently(attempt: Callable[[], Awaitable[ValueT]]) -> ValueT:
+    """The outcome of `attempt`, repeated while the broker is away, for `PATIENCE` seconds."""
+    until = asyncio.get_running_loop().time() + PATIENCE
+    pause = 0.02
+    while True:
+        try:
+            return await attempt()
+        except (BrokerDown, DeadlineExceeded):
+            if asyncio.get_running_loop().time() > until:
+                raise
+        await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
+        pause = min(1.0, 2 * pause)
+
+
 async def ask(bus: Bus, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> Received:
-    """What JetStream answers. Raises BrokerDown when it does not, DeadlineExceeded."""
-    try:
-        return await bus.request(subject, data, timeout=TIMEOUT, headers=headers)
-    except NodeLost as error:
-        raise BrokerDown("JetStream does not answer: the stream is missing, or has no leader now") from error
+    """What JetStream answers; asked again while the broker is away. Raises BrokerDown, DeadlineExceeded.
+
+    A write that is asked again may have been done: use compare-and-set and look who won.
+    """
+
+    async def once() -> Received:
+        try:
+            return await bus.request(subject, data, timeout=TIMEOUT, headers=headers)
+        except NodeLost as error:
+            raise BrokerDown("JetStream does not answer: the stream is missing or has no leader") from error
+
+    return await patiently(once)
 
 
 def answer_of(message: Received) -> dict[str, Any]:
