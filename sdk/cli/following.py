@@ -1,0 +1,93 @@
+"""A command's output on this terminal, and its end as an exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from typing import Any, Final
+
+from dsec.bus.errors import GoneError
+from dsec.bus.frames import Kind
+from dsec.bus.messages import Ended
+from dsec.sdk import Exec, Result
+from dsec.sdk.cli.output import emit
+from dsec.sdk.text import Decoder
+
+_NAMES: Final = {Kind.STDOUT: "stdout", Kind.STDERR: "stderr"}
+# as coreutils' timeout and the shells have it
+_TIMEOUT, _KILLED, _SIGNALLED = 124, 137, 128
+
+
+async def follow(running: Exec, *, as_json: bool, interactive: bool = False) -> int:
+    """Show output as it comes, until the command has ended; its exit code (124: timeout, 128+N: signal N).
+
+    With `as_json`: an object a piece (`stream`, `text`), and a last one with how it ended.
+    """
+    feeding = asyncio.create_task(_feed(running)) if interactive else None
+    try:
+        result = await _shown(running, as_json=as_json)
+    finally:
+        if feeding is not None:
+            feeding.cancel()
+            await asyncio.gather(feeding, return_exceptions=True)
+    if as_json:
+        emit(summary(result))
+    elif result.truncated:
+        sys.stderr.write("dsec: output past the quota was not captured\n")
+    return exit_code(result)
+
+
+async def _shown(running: Exec, *, as_json: bool) -> Result:
+    decoder = Decoder()
+    async for kind, data in running.stream():
+        if as_json:
+            emit({"stream": _NAMES[kind], "text": decoder.feed(kind, data)})
+        else:
+            target = sys.stdout.buffer if kind is Kind.STDOUT else sys.stderr.buffer
+            await asyncio.to_thread(_write, target, data)
+    for kind, rest in decoder.finish().items():
+        if rest and as_json:
+            emit({"stream": _NAMES[kind], "text": rest})
+    return await running.wait()
+
+
+def _write(target: Any, data: bytes) -> None:
+    target.write(data)
+    target.flush()
+
+
+async def _feed(running: Exec) -> None:
+    """Our standard input to the command's, as it comes."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(os.dup(0), "rb"))
+    with contextlib.suppress(GoneError):  # the command ended without reading all of it
+        while data := await reader.read(64 * 1024):
+            await running.write_stdin(data)
+        await running.close_stdin()
+
+
+def exit_code(result: Result) -> int:
+    """The exit code that a shell would tell."""
+    if result.ended is Ended.TIMEOUT:
+        return _TIMEOUT
+    if result.ended in {Ended.OOM, Ended.LOG_QUOTA}:
+        return _KILLED
+    return _SIGNALLED + (result.signal or 0) if result.code is None else result.code
+
+
+def summary(result: Result) -> dict[str, Any]:
+    """A result as JSON, its output left out."""
+    return {
+        "exec": result.exec,
+        "log": result.log,
+        "ended": result.ended,
+        "code": result.code,
+        "signal": result.signal,
+        "truncated": result.truncated,
+        "wall_ms": result.wall_ms,
+        "cpu_ms": result.cpu_ms,
+        "max_rss": result.max_rss,
+    }
