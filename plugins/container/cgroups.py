@@ -7,6 +7,7 @@ mounts has, if only without controllers (hybrid). Interfaces: the kernel's admin
 
     <hierarchy>/dsec/<hash of home>/<sandbox>         the limits, on every hierarchy in use
     <version 2>/dsec/<hash of home>/<sandbox>/init    PID 1; execs get siblings of it
+    <hierarchy>/dsec/<hash of home>/<sandbox>/engine  where runc, which insists, moves PID 1
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from dsec.bus.spec import Limits
 
 CONTROLLERS: Final = ("memory", "pids", "cpu")
 INIT: Final = "init"
+ENGINE: Final = "engine"
 PERIOD: Final = 100_000
 """Length of the CPU accounting period in microseconds, the kernel's default."""
 
@@ -33,15 +35,21 @@ CpuClass = Literal["latency", "besteffort"]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where this machine has its hierarchies: `v2` and, by controller, `v1`."""
+    """Where this machine has its hierarchies: `v2`, `v1` by controller, and those that only runc uses."""
 
     v2: Path
     v1: dict[str, Path]
+    others: tuple[Path, ...] = ()
 
     @property
     def roots(self) -> tuple[Path, ...]:
         """Mount points of the hierarchies in use, version 2 first."""
         return (self.v2, *dict.fromkeys(self.v1.values()))
+
+    @property
+    def everywhere(self) -> tuple[Path, ...]:
+        """Mount points of all hierarchies: where something may be left."""
+        return (*self.roots, *self.others)
 
     def at(self, controller: str) -> Path:
         """The mount point of the hierarchy that has `controller`."""
@@ -51,20 +59,20 @@ class Layout:
 def parse_layout(mountinfo: str) -> Layout:
     """The layout told by /proc/self/mountinfo. Raises MissingTool without version 2."""
     v1: dict[str, Path] = {}
-    v2: Path | None = None
+    found: dict[str, list[Path]] = {"cgroup": [], "cgroup2": []}
     for line in mountinfo.splitlines():
         left, _, right = line.partition(" - ")
         kind, _, options = right.split(" ", 2)
-        point = Path(left.split(" ")[4])
-        if kind == "cgroup2":
-            v2 = v2 or point
-        elif kind == "cgroup":
-            v1 |= {name: point for name in options.split(",") if name in CONTROLLERS}
-    if v2 is None:
+        if kind in found:
+            point = Path(left.split(" ")[4])
+            found[kind].append(point)
+            v1 |= {name: point for name in options.split(",") if kind == "cgroup" and name in CONTROLLERS}
+    if not found["cgroup2"]:
         raise MissingTool(
             "no cgroup version 2 hierarchy is mounted: mount -t cgroup2 cgroup2 /sys/fs/cgroup/unified"
         )
-    return Layout(v2, v1)
+    others = (point for point in found["cgroup"] if point not in v1.values())
+    return Layout(found["cgroup2"][0], v1, tuple(dict.fromkeys(others)))
 
 
 def settings(limits: Limits, cpu_class: CpuClass, on_v1: frozenset[str]) -> Iterator[tuple[str, str, str]]:
@@ -123,6 +131,10 @@ class Group:
         unified, *others = (root / self.path for root in self.layout.roots)
         return (unified / INIT, *others)
 
+    def exists(self) -> bool:
+        """Whether there is anything of it on any hierarchy."""
+        return any((root / self.path).exists() for root in self.layout.everywhere)
+
     def make(self, limits: Limits, cpu_class: CpuClass) -> None:
         """Make the directories with `limits` in force. Raises OSError."""
         for place in self.places:
@@ -139,8 +151,11 @@ class Group:
 
     def oom_kills(self) -> int:
         """Processes that the kernel has killed for this group's memory limit; 0 when it is gone."""
-        name = "memory.oom_control" if "memory" in self.layout.v1 else "memory.events"
-        return self._counter(self.layout.at("memory") / self.path / name, "oom_kill")
+        group = self.layout.at("memory") / self.path
+        if "memory" not in self.layout.v1:
+            return self._counter(group / "memory.events", "oom_kill")
+        # version 1 counts where the process was, not above it
+        return sum(self._counter(one / "memory.oom_control", "oom_kill") for one in (group, group / ENGINE))
 
     def freeze(self, frozen: bool) -> None:  # noqa: FBT001 - the file takes just this value
         """Ask for it; `is_frozen` tells when it is done. Raises OSError."""
@@ -157,7 +172,7 @@ class Group:
     def remove(self) -> bool:
         """Remove the directories; False while a process is still on its way out."""
         try:
-            for root in self.layout.roots:
+            for root in self.layout.everywhere:
                 _remove_tree(root / self.path)
         except OSError as error:
             if error.errno == errno.EBUSY:
@@ -232,7 +247,7 @@ class Cgroups:
 
     def found(self) -> frozenset[str]:
         """Every sandbox that has a group on some hierarchy."""
-        homes = (root / self.parent for root in self.layout.roots)
+        homes = (root / self.parent for root in self.layout.everywhere)
         return frozenset(
             child.name for home in homes if home.exists() for child in home.iterdir() if child.is_dir()
         )
@@ -240,7 +255,7 @@ class Cgroups:
     def remove_parents(self) -> None:
         """Remove what `prepare` made, where nothing lives in it."""
         self._ready.clear()
-        for root in self.layout.roots:
+        for root in self.layout.everywhere:
             for path in (root / self.parent, (root / self.parent).parent):
                 with contextlib.suppress(OSError):
                     path.rmdir()

@@ -8,6 +8,7 @@ and network namespaces end with PID 1.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import re
@@ -35,7 +36,7 @@ from dsec.bus.errors import (
 )
 from dsec.bus.spec import GIB, MIB, Limits
 from dsec.plugins.container import door, oci, seccomp
-from dsec.plugins.container.cgroups import Cgroups, until
+from dsec.plugins.container.cgroups import ENGINE, Cgroups, until
 from dsec.plugins.container.engine import Engine, Job, find, sealed
 from dsec.plugins.container.process import Watched
 
@@ -122,7 +123,8 @@ class ContainerDriver:
         sandbox, engine, group = order.sandbox, self._running(), self._cgroups().of(order.sandbox)
         directory = self.home / sandbox
         directory.mkdir(mode=0o700)
-        config = oci.render(engine.stage, rootfs.uid_base, nofile, self._oom_score_adj, self._seccomp)
+        cgroup = f"/{group.path}/{ENGINE}"
+        config = oci.render(engine.stage, rootfs.uid_base, cgroup, nofile, self._oom_score_adj, self._seccomp)
 
         def adopt(pid: int) -> None:
             group.make(order.limits, order.spec.cpu_class)
@@ -147,7 +149,7 @@ class ContainerDriver:
 
     async def _nothing_of(self, sandbox: str) -> None:
         """A repeated create starts anew: what an earlier attempt left is in the way."""
-        if (self.home / sandbox).exists() or sandbox in self._cgroups().found():
+        if (self.home / sandbox).exists() or self._cgroups().of(sandbox).exists():
             await self.destroy(sandbox)
 
     async def destroy(self, sandbox: str) -> None:
@@ -157,10 +159,14 @@ class ContainerDriver:
             watched.close()
         self._dead.pop(sandbox, None)
         group = self._cgroups().of(sandbox)
-        group.kill()
-        await until(group.remove, f"ending the processes of {sandbox}")
-        for directory in (self.home / sandbox, self.home / ".engine" / sandbox):
-            shutil.rmtree(directory, ignore_errors=True)
+        try:
+            group.kill()
+            await until(group.remove, f"ending the processes of {sandbox}")
+            for directory in (self.home / sandbox, self.home / ".engine" / sandbox):
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.rmtree(directory)
+        except OSError as error:
+            raise InfraError.during(f"removing {sandbox}", error) from error
 
     async def channel(self, sandbox: str) -> Channel:
         """A connection to chronus; see Driver.channel."""

@@ -51,8 +51,14 @@ SHM_BYTES: Final = 64 << 20
 NAMESPACES: Final = ("user", "mount", "pid", "ipc", "uts", "network", "cgroup")
 
 
-def render(rootfs: Path, uid_base: int, nofile: int, oom_score_adj: int, seccomp: Mapping[str, Any]) -> bytes:
-    """config.json of one sandbox. `nofile`: descriptors per process; `seccomp`: `linux.seccomp`."""
+def render(
+    rootfs: Path, uid_base: int, cgroup: str, nofile: int, oom_score_adj: int, seccomp: Mapping[str, Any]
+) -> bytes:
+    """config.json of one sandbox.
+
+    `cgroup`: where an engine that manages cgroups puts PID 1; `nofile`: descriptors per process; `seccomp`:
+    the `linux.seccomp` object.
+    """
     mapping = [{"containerID": 0, "hostID": uid_base, "size": IDS}]
     return orjson.dumps(
         {
@@ -62,6 +68,7 @@ def render(rootfs: Path, uid_base: int, nofile: int, oom_score_adj: int, seccomp
             "process": _process(nofile, oom_score_adj),
             "mounts": _MOUNTS,
             "linux": {
+                "cgroupsPath": cgroup,
                 "namespaces": [{"type": name} for name in NAMESPACES],
                 "uidMappings": mapping,
                 "gidMappings": mapping,

@@ -12,7 +12,7 @@ from dsec.bus import ids
 from dsec.bus.chronus.guest import Guest
 from dsec.bus.driver import CanPause, CountsOom, Death, Handle
 from dsec.bus.errors import AgentCrippled, Failure, NoSuchSandbox
-from dsec.plugins.container import ContainerDriver
+from dsec.plugins.container import ContainerDriver, engine
 from dsec.plugins.container.cgroups import until
 from dsec.plugins.container.process import started
 from tests.container.conftest import Bench, Box, order
@@ -139,6 +139,18 @@ async def test_create_after_a_half_made_attempt_starts_anew(bench: Bench) -> Non
     second = await bench.driver.create(order(sandbox), rootfs)
     assert started(pid_of(first)) is None
     assert started(pid_of(second)) is not None
+
+
+async def test_runc_does_where_crun_is_absent(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "NAMES", ("runc",))
+    bench.driver.close()
+    async with bench.box() as box:
+        assert (await box.run("id", "-u")).out == "0\n"
+        assert (await box.python("x = bytearray(512 << 20)")).signal == signal.SIGKILL
+        assert await bench.driver.oom_kills(box.name) == 1
+        assert "denied" in (await box.run("ls", "/proc/1/exe")).err
+    assert await bench.driver.leftovers() == frozenset()
+    bench.driver.close()
 
 
 @pytest.mark.parametrize("name", ["../etc", "a/b", "", ".engine", "x" * 200])
