@@ -50,23 +50,21 @@ async def none(sandbox: Sandbox, task: Task) -> None:
 
 
 async def cheat(sandbox: Sandbox, task: Task) -> None:
-    """Everything in `cheating`, and last, since nothing of its own runs afterwards, the programs."""
-    expected = load_expected(task)
-    files = {
-        **cheating.machine(),
-        **cheating.project(task),
-        **cheating.tests(functions(expected), task.root),
-        **cheating.package(task),
-        **cheating.rewards(task, list(expected.all)),
-    }
+    """Everything in `cheating`, the programs last, since nothing of the agent's own runs after them."""
+    files = {**cheating.package(task), **cheating_files(task)}
     for path, text in files.items():
         await sandbox.files.write(path, text.encode())
     start = f"{task.root}/{task.package}/__init__.py"
     honest = await sandbox.files.read(start)
     await sandbox.files.write(start, honest + cheating.PATCH.encode())
     await lure(sandbox, task)
-    for program, text in cheating.PROGRAMS.items():
-        await replace(sandbox, program, text.encode())
+    await replace_programs(sandbox)
+
+
+def cheating_files(task: Task) -> dict[str, str]:
+    """`cheating.outside` for a task."""
+    expected = load_expected(task)
+    return cheating.outside(task, functions(expected), list(expected.all))
 
 
 async def lure(sandbox: Sandbox, task: Task) -> None:
@@ -79,12 +77,11 @@ async def lure(sandbox: Sandbox, task: Task) -> None:
     )
 
 
-async def replace(sandbox: Sandbox, program: str, data: bytes) -> None:
-    """Put `data` in the place of a program, even of the one that is running."""
-    try:
+async def replace_programs(sandbox: Sandbox) -> None:
+    """Put the cheat's own in the place of the shells and of Python."""
+    for program, text in cheating.PROGRAMS.items():
         await sandbox.files.remove(program)
-    finally:
-        await sandbox.files.write(program, data, mode=0o755)
+        await sandbox.files.write(program, text.encode(), mode=0o755)
 
 
 async def upload(sandbox: Sandbox, task: Task, patch: Mapping[str, bytes]) -> None:

@@ -33,6 +33,7 @@ from . import material
 from .tasks import Task
 
 NODE = "n-demo"
+DSEC = (sys.executable, "-m", "dsec.sdk.cli")
 START = 60.0
 """Seconds until the platform must be up."""
 
@@ -60,17 +61,7 @@ async def running(home: Home, tell: Callable[[str], None]) -> AsyncIterator[dict
     """`dsec up --home HOME` while the block runs, and its ready line. Raises InfraError."""
     log = home.path.parent / "dsec-up.log"
     with log.open("wb") as output:
-        command = (
-            sys.executable,
-            "-m",
-            "dsec.sdk.cli",
-            "up",
-            "--json",
-            "--home",
-            str(home.path),
-            "--node",
-            NODE,
-        )
+        command = (*DSEC, "up", "--json", "--home", str(home.path), "--node", NODE)
         child = await asyncio.create_subprocess_exec(
             *command, stdin=DEVNULL, stdout=PIPE, stderr=output, start_new_session=True
         )
@@ -94,7 +85,9 @@ async def _ready(child: asyncio.subprocess.Process, log: Path) -> dict[str, Any]
 
 async def _end(child: asyncio.subprocess.Process) -> None:
     if child.returncode is None:
-        child.terminate()
+        # Not child.terminate(), which polls first and may take the exit status away from the event loop.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child.pid, signal.SIGTERM)
     try:
         async with asyncio.timeout(60):
             await child.wait()

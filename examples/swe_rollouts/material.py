@@ -48,7 +48,8 @@ def ensure(tasks: Iterable[Task] = tuple(TASKS.values())) -> Path:
     chosen = tuple(tasks)
     # pip takes one version of a distribution at a time, so older and newer releases are fetched apart.
     for releases in ([task.older for task in chosen], [task.newer for task in chosen]):
-        _fetch(directory, {f"{one.stem}.tar.gz": one.sha256 for one in releases}, ("--no-binary", ":all:"))
+        names = ",".join(one.distribution for one in releases)
+        _fetch(directory, {f"{one.stem}.tar.gz": one.sha256 for one in releases}, ("--no-binary", names))
     _fetch(directory, WHEELS, ("--only-binary", ":all:"))
     return directory
 
