@@ -54,9 +54,16 @@ class Bus(Protocol):
     async def request(
         self, subject: str, data: bytes, *, timeout: float, headers: Mapping[str, str] | None = None
     ) -> Received:
-        """The first answer. Raises BrokerDown, NodeLost (nobody listens), DeadlineExceeded, TooLarge."""
+        """The first answer.
+
+        Raises BrokerDown (also when the connection breaks while waiting), NodeLost (nobody listens),
+        PolicyError (not allowed to ask there), DeadlineExceeded, TooLarge.
+        """
         ...
 
     async def subscribe(self, subject: str, callback: Callback, queue: str = "") -> Subscription:
-        """Messages of `subject`, wildcards allowed; of a `queue` group one member gets each."""
+        """Messages of `subject`, wildcards allowed; of a `queue` group one member gets each.
+
+        On return the bus has taken it. Raises BrokerDown, PolicyError (not allowed to listen there).
+        """
         ...

@@ -36,6 +36,7 @@ from dsec.bus.errors import (
     TooLarge,
     Unauthenticated,
 )
+from dsec.bus.headers import header_bytes, parse_headers
 from dsec.bus.ids import tail
 from dsec.bus.transport import Callback, Received
 
@@ -132,7 +133,7 @@ class Wire:
         connection = self._connection
         if not connection.is_connected:
             raise BrokerDown(f"not connected to the broker; {subject} was not sent")
-        size = len(data) + (_header_bytes(headers) if headers else 0)
+        size = len(data) + (header_bytes(headers) if headers else 0)
         if size > connection.max_payload:
             raise TooLarge(f"{subject}: {size} bytes, one message takes {connection.max_payload}")
         if not subject or _UNSAFE.search(subject) or _UNSAFE.search(reply):
@@ -295,25 +296,6 @@ class Wire:
     def _fail_waiting(self, why: str) -> None:
         for waiting in self._waiting.values():
             waiting.fail(BrokerDown(f"{waiting.subject}: {why}"))
-
-
-def parse_headers(block: bytes) -> dict[str, str]:
-    """The fields of a NATS header block; a status line becomes `Status` and `Description`."""
-    first, _, lines = block.partition(b"\r\n")
-    code, _, description = first.decode("utf-8", "replace").removeprefix("NATS/1.0").strip().partition(" ")
-    fields = Connection._parse_header_lines(lines)
-    if code:
-        fields |= {"Status": code, "Description": description}
-    return fields
-
-
-def _header_bytes(headers: Mapping[str, str]) -> int:
-    """Size of the header block, which counts as payload; some bytes too many for characters beyond ASCII."""
-    return (
-        12
-        + sum(4 * len(value) if not value.isascii() else len(value) for value in headers.values())
-        + sum(len(key) + 4 for key in headers)
-    )
 
 
 def _expire(waiting: _Waiting, timeout: float) -> None:

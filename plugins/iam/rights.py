@@ -78,7 +78,7 @@ def _edge(node: str) -> Rights:
             *_infos(*STREAMS),
         ),
         subscribe=(f"node.*.{node}", *subjects.node_requests(node), "$SRV.>", subjects.inbox(node) + ".>"),
-        answer_within=120.0,
+        answer_within=150.0,  # a create from a cold image may take the client's whole 120 s
     )
 
 
