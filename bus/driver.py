@@ -118,6 +118,10 @@ class Driver(Protocol):
         """Take a sandbox over from a former process of this node. Raises NoSuchSandbox when it is dead."""
         ...
 
+    async def close(self) -> None:
+        """Let go of what no sandbox uses; sandboxes stay as they are, for `recover`. Repeatable."""
+        ...
+
 
 @runtime_checkable
 class CanPause(Protocol):

@@ -227,15 +227,23 @@ class Cgroups:
         """Make the parents and, on version 2, hand the controllers down to them. Raises MissingTool."""
         if self._ready:
             return
-        missing = [name for name in CONTROLLERS if name not in self.layout.v1]
         try:
-            self._delegate(missing)
-            for root in self.layout.roots:
-                (root / self.parent).mkdir(parents=True, exist_ok=True)
+            self._make_parents()
         except OSError as error:
             needed = ", ".join(CONTROLLERS)
             raise MissingTool.during(f"cgroup controllers {needed} must be usable by root", error) from error
         self._ready.append(True)
+
+    def _make_parents(self, attempts: int = 5) -> None:
+        """Repeated when another driver that ends has just removed the common part."""
+        try:
+            self._delegate([name for name in CONTROLLERS if name not in self.layout.v1])
+            for root in self.layout.roots:
+                (root / self.parent).mkdir(parents=True, exist_ok=True)
+        except FileNotFoundError:
+            if not attempts:
+                raise
+            self._make_parents(attempts - 1)
 
     def _delegate(self, controllers: list[str]) -> None:
         here = self.layout.v2

@@ -189,8 +189,8 @@ class ContainerDriver:
         except (ProcessLookupError, ValueError, KeyError):
             raise NoSuchSandbox(f"{sandbox} died while its node was down") from None
 
-    def close(self) -> None:
-        """Let go of descriptors and the thread; the sandboxes live on, for `recover`."""
+    async def close(self) -> None:
+        """Let go of what no sandbox uses; sandboxes live on, for `recover`. Repeatable."""
         for watched in self._live.values():
             watched.close()
         self._live.clear()
@@ -200,6 +200,8 @@ class ContainerDriver:
         if self._agent >= 0:
             os.close(self._agent)
             self._agent = -1
+        if self._groups is not None:
+            self._groups.remove_parents()
 
     async def leftovers(self) -> frozenset[str]:
         """Every sandbox of which this home has a cgroup or a directory, live or left over."""

@@ -90,8 +90,7 @@ class Bench:
             await self.driver.destroy(name)
         for name in await self.images.composed():
             await self.images.release(name)
-        self.driver._cgroups().remove_parents()
-        self.driver.close()
+        await self.driver.close()
 
 
 def order(sandbox: str, limits: Limits = LIMITS, **spec: Any) -> Order:

@@ -115,7 +115,7 @@ def _break(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str) -> None:
 async def test_a_failing_step_is_typed_and_leaves_nothing(
     bench: Bench, traces: Traces, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str
 ) -> None:
-    bench.driver.close()
+    await bench.driver.close()
     sandbox = ids.sandbox_on("n-test")
     rootfs = await bench.rootfs(sandbox)
     before = Traces(bench)
@@ -126,7 +126,7 @@ async def test_a_failing_step_is_typed_and_leaves_nothing(
                 await bench.driver.create(order(sandbox), rootfs)
             assert isinstance(caught.value, InfraError)
     assert caught.value.code == ("disk_full" if what == "disk" else "infra")
-    bench.driver.close()
+    await bench.driver.close()
     assert before.left() == []
     await bench.driver.create(order(sandbox), rootfs)
 

@@ -102,7 +102,7 @@ async def test_another_driver_takes_over_what_a_killed_one_left(bench: Bench, bo
     os.kill(pid_of(box.handle), signal.SIGKILL)
     assert (await asyncio.wait_for(anext(deaths), 5)).sandbox == box.name
     guest.close()
-    other.close()
+    await other.close()
 
 
 async def test_what_died_meanwhile_cannot_be_recovered(bench: Bench, box: Box) -> None:
@@ -111,7 +111,7 @@ async def test_what_died_meanwhile_cannot_be_recovered(bench: Bench, box: Box) -
     other = ContainerDriver(bench.driver.home)
     with pytest.raises(NoSuchSandbox):
         await other.recover(box.handle)
-    other.close()
+    await other.close()
 
 
 async def test_another_process_with_the_same_pid_is_not_taken_for_it(bench: Bench, box: Box) -> None:
@@ -119,7 +119,7 @@ async def test_another_process_with_the_same_pid_is_not_taken_for_it(bench: Benc
     other = ContainerDriver(bench.driver.home)
     with pytest.raises(NoSuchSandbox):
         await other.recover(Handle(box.name, "container", 1, orjson.dumps(state)))
-    other.close()
+    await other.close()
 
 
 async def test_destroy_may_be_repeated_and_is_silent_for_what_never_was(bench: Bench, box: Box) -> None:
@@ -143,14 +143,14 @@ async def test_create_after_a_half_made_attempt_starts_anew(bench: Bench) -> Non
 
 async def test_runc_does_where_crun_is_absent(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "NAMES", ("runc",))
-    bench.driver.close()
+    await bench.driver.close()
     async with bench.box() as box:
         assert (await box.run("id", "-u")).out == "0\n"
         assert (await box.python("x = bytearray(512 << 20)")).signal == signal.SIGKILL
         assert await bench.driver.oom_kills(box.name) == 1
         assert "denied" in (await box.run("ls", "/proc/1/exe")).err
     assert await bench.driver.leftovers() == frozenset()
-    bench.driver.close()
+    await bench.driver.close()
 
 
 @pytest.mark.parametrize("name", ["../etc", "a/b", "", ".engine", "x" * 200])
@@ -164,6 +164,5 @@ async def test_a_home_with_a_long_name_works(bench: Bench, tmp_path: Path) -> No
     bench.driver, former = driver, bench.driver
     async with bench.box() as box:
         assert (await box.run("true")).code == 0
-    driver._cgroups().remove_parents()
-    driver.close()
+    await driver.close()
     bench.driver = former
