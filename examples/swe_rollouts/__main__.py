@@ -1,6 +1,7 @@
 """`python -m examples.swe_rollouts`: the main job from nothing to a table of rewards.
 
-Exits with 0 if every agent got what it is worth, 1 if not, 2 if the platform could not do its part.
+Exits with 0 if every agent got what it is worth, 1 if not, 2 if the platform could not do its part, 130
+if interrupted.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--spoil", action="store_true", help="leave out half of the reference's patch")
     parser.add_argument("--json", action="store_true", help="print the report as one line at the end")
     given = parser.parse_args(arguments)
-    if given.rollouts < 1 or (given.concurrency or 1) < 1:
+    if given.rollouts < 1 or (given.concurrency is not None and given.concurrency < 1):
         parser.error("--rollouts and --concurrency are at least 1")
     return given
 
@@ -112,6 +113,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except DsecError as error:
         console.print(f"[red]{error.failure.value}[/red]: {error.message}")
         return 2
+    except KeyboardInterrupt:
+        console.print("interrupted; nothing is left running")
+        return 130
     report.write(given.report, result)
     console.print(f"{given.report}: {result['alive_at_once']} alive at once, {result['seconds']} s in all")
     if given.json:

@@ -98,7 +98,7 @@ def test_an_interrupted_job_leaves_nothing(tmp_path: Path) -> None:
         while not list(home.glob("nodes/*/images/sandboxes/*")) and time.monotonic() < until:
             time.sleep(0.05)
         os.kill(job.pid, signal.SIGINT)
-        job.wait(60)
+        assert job.wait(60) == 130
     assert not home.exists()
     assert str(home) not in Path("/proc/self/mountinfo").read_text()
     assert not (tmp_path / "report.json").exists()

@@ -29,9 +29,9 @@ def test_a_workspace_is_the_older_release_with_the_newer_tests(task: Task, tmp_p
 @each_task
 def test_a_workspace_has_no_changed_source_and_no_history(task: Task, tmp_path: Path) -> None:
     top = material.workspace(task, tmp_path / "top")
-    solution = set(material.patch(task).values())
-    assert solution
-    assert not solution & set(files(top).values())
+    patch, before = material.patch(task), files(top)
+    assert patch
+    assert all(before.get(path) != data for path, data in patch.items())
     assert not list(top.rglob(".git"))
 
 
