@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 
+from dsec.bus.errors import LimitError
 from dsec.bus.messages import Ended
 from dsec.sdk import Client, Sandbox
 
@@ -14,6 +17,12 @@ FILL = "head -c {size} /dev/zero | tr '\\0' a; printf END"
 
 
 class OutputSuite:
+    @pytest_asyncio.fixture(loop_scope="session")
+    async def roomy(self, client: Client, backend: str) -> AsyncIterator[Sandbox]:
+        """A sandbox whose commands may print a gigabyte each."""
+        async with client.sandbox(backend=backend, image="base", limits={"log_bytes": 1 << 30}) as sandbox:
+            yield sandbox
+
     async def test_case_13_any_bytes_come_back_exactly(self, sandbox: Sandbox) -> None:
         result = await sandbox.run("printf '\\226\\377\\000ok'")
         assert result.stdout_bytes == b"\x96\xff\x00ok"
@@ -44,11 +53,9 @@ class OutputSuite:
 
     @pytest.mark.parametrize("power", [16, 20, 24, 27])
     @pytest.mark.parametrize("over", [-1, 0, 1])
-    async def test_case_15_long_output_ends_with_its_end(
-        self, sandbox: Sandbox, power: int, over: int
-    ) -> None:
+    async def test_case_15_long_output_ends_with_its_end(self, roomy: Sandbox, power: int, over: int) -> None:
         size = 2**power + over
-        running = await sandbox.start(FILL.format(size=size), log_bytes=1 << 30, timeout=100)
+        running = await roomy.start(FILL.format(size=size), timeout=100)
         length, last = 0, b""
         async for chunk in running:
             length += len(chunk)
@@ -111,8 +118,13 @@ class OutputSuite:
         assert (result.ended, result.truncated) == (Ended.TIMEOUT, True)
         assert len(result.stdout_bytes) == 1 << 20
 
+    async def test_more_than_the_sandboxes_quota_is_refused(self, sandbox: Sandbox) -> None:
+        with pytest.raises(LimitError) as caught:
+            await sandbox.run(["true"], log_bytes=1 << 40)
+        assert caught.value.field == "log_bytes"
+
     async def test_a_reader_that_stops_holds_up_nobody_else(self, sandbox: Sandbox) -> None:
-        endless = await sandbox.start(["cat", "/dev/zero"], timeout=10, log_bytes=1 << 30)
+        endless = await sandbox.start(["cat", "/dev/zero"], timeout=10)
         await anext(aiter(endless))
         for _ in range(20):
             assert (await asyncio.wait_for(sandbox.run(["true"]), 2)).ok
