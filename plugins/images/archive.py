@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import lzma
+import os
 import tarfile
 import zlib
 from pathlib import Path, PurePosixPath
@@ -16,8 +17,9 @@ async def unpack(archive: Path, directory: Path, *, devices: bool) -> None:
 
     Raises UnsafeArchive, SpecError when it is no whole archive, MissingTool, DiskFull.
     """
-    await threads.finish(lambda: _check(archive, devices=devices))
-    directory.mkdir(mode=0o755)
+    implied = await threads.finish(lambda: _check(archive, devices=devices))
+    directory.mkdir()
+    directory.chmod(0o755)
     try:
         await erofs.run(
             "tar",
@@ -37,17 +39,26 @@ async def unpack(archive: Path, directory: Path, *, devices: bool) -> None:
         if type(error) is not InfraError:
             raise
         raise SpecError(f"{archive.name} cannot be unpacked: {error.message}") from error
+    for path in implied:  # tar made them now, and equal archives shall make equal layers
+        os.utime(directory / path, (erofs.FIXED_TIME, erofs.FIXED_TIME), follow_symlinks=False)
 
 
-def _check(archive: Path, *, devices: bool) -> None:
+def _check(archive: Path, *, devices: bool) -> set[PurePosixPath]:
+    """Look at every member; the directories that members lie in without being members themselves."""
+    parents, directories = {PurePosixPath()}, set()
     try:
         with tarfile.open(archive) as tar:
             for member in tar:
                 _check_member(member, devices=devices)
+                path = PurePosixPath(member.name)
+                parents.update(path.parents)
+                if member.isdir():
+                    directories.add(path)
     except (tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise SpecError(f"{archive}: {error.strerror}") from error
         raise SpecError(f"{archive.name} is no whole tar archive: {error}") from error
+    return parents - directories
 
 
 def _check_member(member: tarfile.TarInfo, *, devices: bool) -> None:

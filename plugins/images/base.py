@@ -114,12 +114,12 @@ async def _debootstrap(root: Path) -> None:
         f"--customize-hook={_CLEAN}",
         _SUITE,
         str(root),
-        *map(str, _debian_sources()),
+        *map(str, debian_sources()),
         advice="apt-get install mmdebstrap",
     )
 
 
-def _debian_sources(etc: Path = Path("/etc/apt")) -> list[Path]:
+def debian_sources(etc: Path = Path("/etc/apt")) -> list[Path]:
     """The host's apt source files that are Debian's own. Raises MissingTool when there is none."""
     candidates = [etc / "sources.list", *sorted((etc / "sources.list.d").glob("*"))]
     found = [path for path in candidates if path.is_file() and _is_debian(path.read_text())]

@@ -1,6 +1,6 @@
 """The catalog: `layers/<sha256>.erofs`, and `names/<name>.json` that makes one of them visible.
 
-A name appears by link(2) of a complete, synced file, after the layer itself was synced: whatever moment a
+A name appears by rename(2) of a complete, synced file, after the layer itself was synced: whatever moment a
 process dies at, a name that can be read has a whole layer. Workshops are private directories of one import,
 locked by it; those whose owner is dead are swept at the start of the next process.
 """
@@ -27,7 +27,7 @@ class Catalog:
     def __init__(self, home: Path) -> None:
         self._files = home / "layers"
         self._names = home / "names"
-        self._known: dict[str, Layer] = {}
+        self._known: dict[str, tuple[int, Layer]] = {}
 
     def open(self) -> None:
         """Make the directories, and sweep what crashed imports left."""
@@ -42,16 +42,20 @@ class Catalog:
         return self._files / f"{digest}.erofs"
 
     def find(self, name: str) -> Layer:
-        """Raises NoSuchImage telling how to import one."""
-        if layer := self._known.get(name) or self._read(name):
-            self._known[name] = layer
-            return layer
-        raise NoSuchImage(f"no layer {name!r} on this node: import it first", field="image")
+        """Raises NoSuchImage telling how to import one. A name costs one stat(2) once it was read."""
+        try:
+            inode = self._name_file(name).stat().st_ino
+        except FileNotFoundError:
+            raise NoSuchImage(f"no layer {name!r} on this node: import it first", field="image") from None
+        known = self._known.get(name)
+        if known is None or known[0] != inode:
+            known = self._known[name] = (inode, self._read(name))
+        return known[1]
 
     def all(self) -> list[Layer]:
         """Every layer, by name."""
         names = sorted(path.stem for path in self._names.glob("[!.]*.json"))
-        return [layer for name in names if (layer := self._read(name))]
+        return [self._read(name) for name in names]
 
     @contextlib.asynccontextmanager
     async def workshop(self) -> AsyncIterator[Path]:
@@ -73,33 +77,40 @@ class Catalog:
         """
         digest, size = erofs.sha256(image), image.stat().st_size
         layer = Layer.model_validate({"name": name, "digest": digest, "size": size, "kind": kind})
-        if found := self._read(name):
-            return _same(found, layer)
-        self._keep(image, digest)
-        return self._publish(layer)
+        with self._alone():
+            if self._name_file(name).exists():
+                return _same(self._read(name), layer)
+            self._keep(image, digest)
+            self._publish(layer)
+        return layer
 
-    def remove(self, name: str) -> str | None:
-        """Forget a name; the digest of its layer if no other name has it. Repeatable."""
-        layer = self._read(name)
-        self._known.pop(name, None)
+    def remove(self, name: str) -> None:
+        """Forget a name. Repeatable."""
         self._name_file(name).unlink(missing_ok=True)
-        if layer is None or any(other.digest == layer.digest for other in self.all()):
-            return None
-        return layer.digest
 
-    def unnamed(self) -> Iterator[str]:
-        """Digests of layer files that no name has: left by a crash, or removed while in use."""
-        named = {layer.digest for layer in self.all()}
-        return (path.stem for path in self._files.glob("[!.]*.erofs") if path.stem not in named)
+    def collect(self, used: frozenset[str]) -> None:
+        """Delete layer files that have no name (a crash came in between, or it was removed) nor a user."""
+        with self._alone():
+            kept = used.union(layer.digest for layer in self.all())
+            for file in set(self._files.glob("[!.]*.erofs")):
+                if file.stem not in kept:
+                    file.unlink()
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Between a layer's file and its name, over all processes."""
+        lock = os.open(self._names, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
 
     def _name_file(self, name: str) -> Path:
         return self._names / f"{name}.json"
 
-    def _read(self, name: str) -> Layer | None:
-        try:
-            return Layer.model_validate_json(self._name_file(name).read_bytes())
-        except FileNotFoundError:
-            return None
+    def _read(self, name: str) -> Layer:
+        return Layer.model_validate_json(self._name_file(name).read_bytes())
 
     def _keep(self, image: Path, digest: str) -> None:
         kept = self.file(digest)
@@ -110,19 +121,15 @@ class Catalog:
         image.replace(kept)
         tree.sync(self._files)
 
-    def _publish(self, layer: Layer) -> Layer:
-        draft = Path(tempfile.mkdtemp(prefix=_WORKSHOP, dir=self._names))
+    def _publish(self, layer: Layer) -> None:
+        draft = Path(tempfile.mkdtemp(prefix=_WORKSHOP, dir=self._names)) / "layer.json"
         try:
-            file = draft / "layer.json"
-            file.write_text(layer.model_dump_json())
-            tree.sync(file)
-            os.link(file, self._name_file(layer.name))
-        except FileExistsError:
-            return _same(self.find(layer.name), layer)
+            draft.write_text(layer.model_dump_json())
+            tree.sync(draft)
+            draft.replace(self._name_file(layer.name))
         finally:
-            tree.remove(draft)
+            tree.remove(draft.parent)
         tree.sync(self._names)
-        return layer
 
 
 def _same(found: Layer, wanted: Layer) -> Layer:

@@ -25,6 +25,8 @@ FIXED_TIME: Final = 1_577_836_800
 """2020-01-01, for trees whose times say nothing; zip files cannot hold times before 1980."""
 _MAGIC: Final = 0xE0F5E1E2
 _SUPERBLOCK: Final = 1024
+_FULL: Final = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), ": Wrote only ")
+"""How mkfs.erofs and GNU tar (a short write) tell that the disk is full."""
 ADVICE: Final = "apt-get install erofs-utils"
 
 
@@ -115,6 +117,6 @@ async def _kill(process: asyncio.subprocess.Process) -> None:
 
 def _failure(program: str, code: int, complaint: str) -> InfraError:
     tail = " ".join(complaint.split())[-600:] or f"exit status {code}"
-    if os.strerror(errno.ENOSPC) in complaint:
+    if any(sign in complaint for sign in _FULL):
         return DiskFull(f"{program}: no space left for the image: {tail}")
     return InfraError(f"{program} failed: {tail}")

@@ -30,17 +30,6 @@ class LayerMounts:
         self._mounting: dict[str, asyncio.Task[None]] = {}
         self._mounted: set[str] = set()
 
-    def open(self) -> None:
-        """Blocking: take over the mounts of a former process, and drop directories that have none."""
-        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        mounted = mount_points(Path("/proc/self/mountinfo").read_bytes())
-        for point in self._directory.iterdir():
-            if mounted.get(os.fsencode(point.resolve())) == b"erofs":
-                self._mounted.add(point.name)
-            else:
-                rootfs.unmount(point)
-                point.rmdir()
-
     async def mount(self, digests: Iterable[str]) -> list[Path]:
         """Mount points of these layers, in this order. Raises MissingTool, InfraError."""
         wanted = list(digests)
@@ -49,16 +38,14 @@ class LayerMounts:
                 await self._mount_once(digest)
         return [self._directory / digest for digest in wanted]
 
-    async def drop(self, used: frozenset[str]) -> None:
-        """Unmount all layers but those in `used`."""
-        for digest in self._mounted - used:
-            await self.drop_one(digest)
-
-    async def drop_one(self, digest: str) -> None:
-        """Unmount this layer, if it is mounted."""
-        if digest in self._mounted:
-            self._mounted.discard(digest)
-            await asyncio.to_thread(self._unmount, digest)
+    def drop(self, used: frozenset[str]) -> None:
+        """Blocking: unmount all layers but those in `used`, also those that a former process mounted."""
+        with problems.files("unmounting layers"):
+            for point in set(self._directory.glob("*")):
+                if point.name not in used:
+                    self._mounted.discard(point.name)
+                    rootfs.unmount(point)
+                    point.rmdir()
 
     async def _mount_once(self, digest: str) -> None:
         """Callers that want the same layer wait for one mount; a cancelled one does not stop it."""
@@ -71,8 +58,11 @@ class LayerMounts:
 
     def _mount(self, digest: str) -> None:
         point, file = self._directory / digest, self._file(digest)
+        if _is_erofs(point):
+            return
         _check_file(file)
         with problems.files("making a mount point"):
+            self._directory.mkdir(mode=0o700, exist_ok=True)
             point.mkdir(mode=0o700, exist_ok=True)
         try:
             with problems.mounts(f"mounting layer {digest[:12]}"), contextlib.ExitStack() as held:
@@ -86,10 +76,13 @@ class LayerMounts:
             point.rmdir()
             raise
 
-    def _unmount(self, digest: str) -> None:
-        with problems.files(f"unmounting layer {digest[:12]}"):
-            rootfs.unmount(self._directory / digest)
-            (self._directory / digest).rmdir()
+
+def _is_erofs(point: Path) -> bool:
+    """Whether a former process has mounted the layer already."""
+    if not point.is_mount():
+        return False
+    mounted = mount_points(Path("/proc/self/mountinfo").read_bytes())
+    return mounted.get(os.fsencode(point.resolve())) == b"erofs"
 
 
 def _check_file(file: Path) -> None:

@@ -49,6 +49,8 @@ class ErofsImages:
         self._live: dict[str, Composition] = {}
         self._opening = asyncio.Lock()
         self._opened = False
+        # A process that only imports leaves the mounts alone: they are another one's.
+        self._composes = False
         # setfsuid holds for one thread: composing keeps to this one, where nothing else runs.
         self._composer = ThreadPoolExecutor(1, thread_name_prefix="compose")
 
@@ -60,11 +62,12 @@ class ErofsImages:
         await self.close()
 
     async def close(self) -> None:
-        """Unmount what no sandbox uses, forget what has no name; repeatable."""
+        """Unmount what no sandbox uses, delete layers that have no name and no user; repeatable."""
+        if self._composes:
+            await threads.finish(lambda: self._mounts.drop(self._used()))
         if self._opened:
-            await self._mounts.drop(self._used())
-            await self._delete_unnamed()
-        await asyncio.to_thread(self._composer.shutdown)
+            await threads.finish(lambda: self._catalog.collect(self._used()))
+        await threads.finish(self._composer.shutdown)
         self._namespaces.close()
 
     async def check(self) -> None:
@@ -101,7 +104,7 @@ class ErofsImages:
     async def composed(self) -> frozenset[str]:
         """See `bus.driver.Images`."""
         await self._open()
-        return frozenset(entry.name for entry in self._sandboxes.iterdir())
+        return await asyncio.to_thread(lambda: frozenset(entry.name for entry in self._sandboxes.iterdir()))
 
     async def pack(self, sandbox: str, name: str, paths: tuple[str, ...] | None) -> Layer:
         """See `bus.driver.Images`, and pack.py for what is kept."""
@@ -152,8 +155,8 @@ class ErofsImages:
     async def remove(self, name: str) -> None:
         """Forget a layer; its file goes when no sandbox uses it any more. Repeatable."""
         await self._open()
-        await asyncio.to_thread(self._catalog.remove, name)
-        await self._delete_unnamed()
+        await threads.finish(lambda: self._catalog.remove(name))
+        await threads.finish(lambda: self._catalog.collect(self._used()))
 
     async def _open(self) -> None:
         async with self._opening:
@@ -165,16 +168,21 @@ class ErofsImages:
     def _load(self) -> None:
         self._sandboxes.mkdir(parents=True, exist_ok=True, mode=0o711)
         self._catalog.open()
-        self._mounts.open()
-        for entry in self._sandboxes.iterdir():
-            # One without a composition was cut off while it was made: it stays until it is released.
-            with contextlib.suppress(NoSuchSandbox):
-                self._live[entry.name] = self._at(entry.name).composition()
+        self._live = self._compositions()
         self._ranges.claim([one.uid_base for one in self._live.values()])
+
+    def _compositions(self) -> dict[str, Composition]:
+        """As they are on disk. A sandbox without one was cut off while it was made: its release is due."""
+        found = {}
+        for entry in self._sandboxes.iterdir():
+            with contextlib.suppress(NoSuchSandbox):
+                found[entry.name] = self._at(entry.name).composition()
+        return found
 
     async def _place(self, sandbox: str) -> Place:
         ids.check("sandbox", sandbox)
         await self._open()
+        self._composes = True
         return self._at(sandbox)
 
     def _at(self, sandbox: str) -> Place:
@@ -192,7 +200,9 @@ class ErofsImages:
             self._ranges.give(gone.uid_base)
 
     def _used(self) -> frozenset[str]:
-        return frozenset(digest for one in self._live.values() for digest in one.layers)
+        """Digests of layers below sandboxes, those of other processes on this home among them."""
+        everyone = (*self._compositions().values(), *self._live.values())
+        return frozenset(digest for one in everyone for digest in one.layers)
 
     @contextlib.asynccontextmanager
     async def _importing(self, name: str) -> AsyncIterator[Path]:
@@ -209,13 +219,6 @@ class ErofsImages:
         await erofs.build(tree, image, keep_times=keep_times)
         await erofs.verify(image)
         return await threads.finish(lambda: self._catalog.add(name, image, kind))
-
-    async def _delete_unnamed(self) -> None:
-        used = self._used()
-        for digest in await asyncio.to_thread(lambda: set(self._catalog.unnamed())):
-            if digest not in used:
-                await self._mounts.drop_one(digest)
-                self._catalog.file(digest).unlink(missing_ok=True)
 
 
 def _topmost(digests: list[str]) -> tuple[str, ...]:

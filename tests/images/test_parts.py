@@ -1,0 +1,111 @@
+"""The parts that need no root: ranges of ids, mountinfo, the machine check, apt sources, tree removal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsec.bus.errors import DiskFull, InfraError, MissingTool, NoCapacity
+from dsec.plugins.images import base, doctor, problems, tree
+from dsec.plugins.images.layers import mount_points
+from dsec.plugins.images.ranges import COUNT, FIRST, RANGE, Ranges
+
+
+@given(st.lists(st.booleans(), max_size=60), st.sets(st.integers(0, 20)))
+def test_live_sandboxes_never_share_ids_whatever_order_they_come_and_go_in(
+    steps: list[bool], before: set[int]
+) -> None:
+    ranges, live = Ranges(), [FIRST + number * RANGE for number in before]
+    ranges.claim(live)
+    for take in steps:
+        if take:
+            free = next(base for base in range(FIRST, 1 << 31, RANGE) if base not in live)
+            live.append(ranges.take())
+            assert live[-1] == free
+        elif live:
+            ranges.give(live.pop(len(live) // 2))
+    assert len(set(live)) == len(live)
+
+
+def test_ranges_end_below_31_bits_and_then_say_so() -> None:
+    ranges = Ranges()
+    ranges.claim([FIRST + (COUNT - 2) * RANGE])
+    for _ in range(COUNT - 2):
+        ranges.take()
+    assert ranges.take() + RANGE <= 1 << 31
+    with pytest.raises(NoCapacity):
+        ranges.take()
+
+
+def test_mount_points_are_read_with_their_escapes_and_the_topmost_counts() -> None:
+    mountinfo = rb"""36 35 98:0 / /mnt\040a rw,noatime master:1 - ext3 /dev/root rw
+37 36 0:9 / /mnt\040a rw - erofs /x ro
+38 35 0:8 / /odd\134\377 rw shared:2 propagate_from:3 - tmpfs none rw
+"""
+    assert mount_points(mountinfo) == {b"/mnt a": b"erofs", b"/odd\\\xff": b"tmpfs"}
+
+
+@pytest.mark.parametrize(
+    ("release", "filesystems", "advice"),
+    [
+        ("6.1.0-42-amd64", "nodev overlay\n erofs\n", "6.13"),
+        ("6.13.2", "nodev overlay\n", "modprobe -a erofs"),
+        ("6.18.44-fc", "ext4\n", "modprobe -a erofs overlay"),
+    ],
+)
+def test_a_kernel_that_cannot_compose_is_told(release: str, filesystems: str, advice: str) -> None:
+    with pytest.raises(MissingTool, match=advice):
+        doctor.check_kernel(release, filesystems)
+
+
+def test_a_good_kernel_and_root_pass() -> None:
+    doctor.check_kernel("6.13.0", "nodev\toverlay\n\terofs\n")
+    doctor.check_rights("Name:\tx\nCapEff:\t000001ffffffffff\n")
+
+
+def test_missing_rights_are_told() -> None:
+    with pytest.raises(MissingTool, match="CAP_SYS_ADMIN"):
+        doctor.check_rights("CapInh:\t0\nCapEff:\t0000000000000000\nSeccomp:\t0\n")
+
+
+def test_only_debians_own_sources_are_used(tmp_path: Path) -> None:
+    sources = tmp_path / "sources.list.d"
+    sources.mkdir()
+    signed = "Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg"
+    texts = {
+        "debian.sources": f"Types: deb\nURIs: http://mirror.invalid\nSuites: bookworm\n{signed}\n",
+        "node.sources": "Types: deb\nURIs: http://other.invalid\nSuites: nodistro\nSigned-By: /x.gpg\n",
+        "vendor.list": "deb [signed-by=/x.gpg] http://other.invalid bookworm main\n",
+        "old.list": "# deb http://mirror.invalid bookworm main\n",
+    }
+    for name, text in texts.items():
+        (sources / name).write_text(text)
+    (tmp_path / "sources.list").write_text("deb http://mirror.invalid bookworm main\n")
+    assert base.debian_sources(tmp_path) == [tmp_path / "sources.list", sources / "debian.sources"]
+
+
+def test_a_host_without_a_debian_source_is_told(tmp_path: Path) -> None:
+    with pytest.raises(MissingTool, match="apt source"):
+        base.debian_sources(tmp_path)
+
+
+def test_a_full_disk_and_a_quota_are_told_from_other_faults() -> None:
+    for number, kind in ((28, DiskFull), (122, DiskFull), (5, InfraError)):
+        with pytest.raises(kind), problems.files("writing"):
+            raise OSError(number, "x")
+
+
+def test_trees_are_removed_without_following_symlinks(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "kept").touch()
+    deep = tmp_path / "tree" / "/".join("abcdefgh")
+    deep.mkdir(parents=True)
+    (deep / "link").symlink_to(tmp_path / "outside")
+    (tmp_path / "tree" / "link").symlink_to(tmp_path / "outside")
+    for _ in range(2):
+        tree.remove(tmp_path / "tree")
+    assert [path.name for path in tmp_path.iterdir()] == ["outside"]
+    assert (tmp_path / "outside" / "kept").exists()
