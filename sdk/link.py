@@ -27,7 +27,7 @@ PATIENCE: Final = 30.0
 """Seconds until a request that nobody answers fails."""
 ATTEMPT: Final = 5.0
 """Seconds that one attempt waits; answers take milliseconds, so a longer silence means that it was lost."""
-_HEADROOM: Final = 1024  # of the payload limit: base64 and JSON around a body
+_LEAST: Final = 0.1  # seconds: a shorter attempt says nothing
 _UNANSWERED: Final = (BrokerDown, NodeLost, DeadlineExceeded)
 _ERROR_PREFIX: Final = b'{"error":'
 
@@ -97,11 +97,13 @@ class Link:
         until = loop.time() + wait
         payload = self._payload(body, op or new_operation(), wait, data)
         for pause in pauses():
-            answer = await self._attempt(subject, payload, min(attempt or ATTEMPT, until - loop.time()))
+            answer = await self._attempt(
+                subject, payload, max(_LEAST, min(attempt or ATTEMPT, until - loop.time()))
+            )
             if isinstance(answer, bytes):
                 return answer
             asked = max(pause, answer.retry_after or 0.0)
-            if loop.time() + asked >= until:
+            if loop.time() + asked + _LEAST >= until:
                 raise answer
             await asyncio.sleep(asked)
         raise AssertionError("pauses never end")

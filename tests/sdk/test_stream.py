@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -124,12 +125,12 @@ async def test_what_a_node_sends_beyond_the_window_is_not_kept(client: Client, p
 
 
 async def test_text_and_lines_stay_whole_over_frames(sandbox: Sandbox) -> None:
-    parts = "\\141 \\342 \\202 \\254 \\360 \\237 \\230 \\200 \\172 \\n"
     program = (
-        f"for byte in {' '.join(repr(part) for part in parts.split())}; do printf $byte; sleep 0.03; done"
+        "import os, time\n"
+        "for byte in 'a\u20ac\U0001f600z'.encode():\n os.write(1, bytes([byte])); time.sleep(0.03)"
     )
-    text = [piece async for piece in (await sandbox.start(program)).text()]
-    assert "".join(text) == "a\u20ac\U0001f600z\n"
+    text = [piece async for piece in (await sandbox.start([sys.executable, "-c", program])).text()]
+    assert "".join(text) == "a\u20ac\U0001f600z"
     assert "\ufffd" not in "".join(text)
     lines = [
         line
