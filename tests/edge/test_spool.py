@@ -36,15 +36,12 @@ def fed(spool: Spool, kind: Kind, data: bytes) -> int:
 
 def all_of(spool: Spool) -> list[tuple[Kind, bytes]]:
     """What frames would carry, neighbours of one kind put together."""
-    at, found = 0, []
+    pieces, at = [], 0
     while at < spool.taken:
-        kind, data = spool.frame(at, FRAME_BYTES)
-        assert data
-        at += len(data)
-        if found and found[-1][0] is kind:
-            kind, data = kind, found.pop()[1] + data
-        found.append((kind, data))
-    return found
+        pieces.append(spool.frame(at, FRAME_BYTES))
+        assert pieces[-1][1]
+        at += len(pieces[-1][1])
+    return together(pieces)
 
 
 def together(pieces: list[tuple[Kind, bytes]]) -> list[tuple[Kind, bytes]]:
