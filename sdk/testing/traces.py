@@ -47,14 +47,16 @@ def _cgroups(sandbox: str) -> Iterator[str]:
 
 
 def _processes(sandbox: str) -> Iterator[str]:
+    """Zombies do not count: after a kill of the node's process they are for the init of the machine to reap."""
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():
             continue
         try:
             told = Path(entry.path, "cgroup").read_text() + Path(entry.path, "cmdline").read_text()
+            zombie = Path(entry.path, "stat").read_text().rpartition(")")[2].split()[0] == "Z"
         except OSError:
             continue
-        if sandbox in told and int(entry.name) != os.getpid():
+        if sandbox in told and not zombie and int(entry.name) != os.getpid():
             yield f"process {entry.name}"
 
 
