@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import re
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
@@ -19,11 +20,14 @@ from pathlib import Path
 from typing import Final
 
 from dsec.bus.errors import DsecError, MissingTool
-from dsec.plugins.images import erofs, tree
+from dsec.plugins.images import erofs, threads, tree
 
 NAME: Final = "debian-12-python"
 _SUITE: Final = "bookworm"
 _KEYRING: Final = "debian-archive-keyring"
+_LINE: Final = re.compile(
+    rf"deb\s+(\[[^]]*{_KEYRING}[^]]*\]\s+)?\S+/debian(-security)?/?\s+{_SUITE}(-\S+)?\s+(.*\s)?main\b"
+)
 _PACKAGES: Final = ("usr-is-merged", "python3", "procps")
 """`usr-is-merged` stands in for `usrmerge`, which would bring all of Perl."""
 _UNWANTED: Final = ("man", "doc", "info", "locale", "lintian", "i18n", "bash-completion")
@@ -47,7 +51,7 @@ async def base_image(tell: Callable[[str], None] = lambda _: None) -> Path:
     """
     image = cache() / "images" / f"{NAME}-{_recipe()}.erofs"
     image.parent.mkdir(parents=True, exist_ok=True)
-    async with _alone(image.with_suffix(".lock")):
+    async with _alone(image.parent / "base.lock"):
         if await asyncio.to_thread(_is_sound, image):
             tell(f"{NAME}: verified, {image.stat().st_size / 1e6:.0f} MB")
         else:
@@ -85,6 +89,8 @@ def _digest_file(image: Path) -> Path:
 
 
 async def _build(image: Path, tell: Callable[[str], None]) -> None:
+    for leftover in image.parent.glob(".build-*"):  # of a killed build: this one holds the lock
+        await threads.finish(lambda: tree.remove(leftover))  # noqa: B023  (awaited in the loop)
     workshop = Path(tempfile.mkdtemp(prefix=".build-", dir=image.parent))
     try:
         tell(f"{NAME}: unpacking Debian packages (about 20 s)")
@@ -95,7 +101,7 @@ async def _build(image: Path, tell: Callable[[str], None]) -> None:
         await asyncio.to_thread(_publish, workshop / "image", image)
         tell(f"{NAME}: built, {image.stat().st_size / 1e6:.0f} MB")
     finally:
-        await asyncio.to_thread(tree.remove, workshop)
+        await threads.finish(lambda: tree.remove(workshop))
 
 
 async def _debootstrap(root: Path) -> None:
@@ -114,25 +120,33 @@ async def _debootstrap(root: Path) -> None:
         f"--customize-hook={_CLEAN}",
         _SUITE,
         str(root),
-        *map(str, debian_sources()),
+        *debian_sources(),
         advice="apt-get install mmdebstrap",
     )
 
 
-def debian_sources(etc: Path = Path("/etc/apt")) -> list[Path]:
-    """The host's apt source files that are Debian's own. Raises MissingTool when there is none."""
-    candidates = [etc / "sources.list", *sorted((etc / "sources.list.d").glob("*"))]
-    found = [path for path in candidates if path.is_file() and _is_debian(path.read_text())]
-    if not found:
+def debian_sources(etc: Path = Path("/etc/apt")) -> list[str]:
+    """The host's own Debian sources, as mmdebstrap takes them: lines of lists, and whole deb822 files.
+
+    Formats: sources.list(5). Raises MissingTool when there is none.
+    """
+    directory = etc / "sources.list.d"
+    lists = [path for path in (etc / "sources.list", *sorted(directory.glob("*.list"))) if path.is_file()]
+    lines = [line for path in lists for line in path.read_text().splitlines() if _LINE.match(line)]
+    files = [str(path) for path in sorted(directory.glob("*.sources")) if _is_debian(path.read_text())]
+    if not lines + files:
         raise MissingTool(f"no apt source for Debian's {_SUITE} in {etc}; add one to {etc}/sources.list")
-    return found
+    return lines + files
 
 
 def _is_debian(text: str) -> bool:
-    """Whether a source file is for the wanted suite and signed by Debian's keys, or names no key at all."""
-    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
-    signers = [line.lower() for line in lines if "signed-by" in line.lower()]
-    return any(_SUITE in line.split() for line in lines) and all(_KEYRING in line for line in signers)
+    """Whether a deb822 file has the wanted suite, and nothing that others than Debian have signed."""
+    fields = [line.split() for line in text.splitlines() if not line.startswith("#")]
+    signers = [words[1:] for words in fields if words and words[0].lower() == "signed-by:"]
+    suites = [words[1:] for words in fields if words and words[0].lower() == "suites:"]
+    return any(_SUITE in words for words in suites) and all(
+        words and _KEYRING in words[0] for words in signers or [[]]
+    )
 
 
 def _publish(built: Path, image: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import TypeVar
@@ -16,7 +17,9 @@ async def finish(work: Callable[[], _Result], executor: Executor | None = None) 
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
-        await asyncio.wait([running])
+        while not running.done():
+            with contextlib.suppress(asyncio.CancelledError):  # a second one: the first is raised below
+                await asyncio.wait([running])
         if not running.cancelled():
-            running.exception()  # was told to nobody; the cancellation is what counts
+            running.exception()  # is told to nobody: the cancellation is what counts
         raise

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsec.bus.driver import Images
 from dsec.bus.errors import DiskFull, InfraError, MissingTool, NoCapacity
-from dsec.plugins.images import base, doctor, problems, tree
+from dsec.plugins.images import ErofsImages, base, doctor, problems, tree
 from dsec.plugins.images.layers import mount_points
 from dsec.plugins.images.ranges import COUNT, FIRST, RANGE, Ranges
 
@@ -28,6 +29,12 @@ def test_live_sandboxes_never_share_ids_whatever_order_they_come_and_go_in(
         elif live:
             ranges.give(live.pop(len(live) // 2))
     assert len(set(live)) == len(live)
+
+
+def test_it_is_what_the_contract_asks_for(tmp_path: Path) -> None:
+    images: Images = ErofsImages(tmp_path)
+    assert isinstance(images, ErofsImages)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_ranges_end_below_31_bits_and_then_say_so() -> None:
@@ -72,19 +79,23 @@ def test_missing_rights_are_told() -> None:
 
 
 def test_only_debians_own_sources_are_used(tmp_path: Path) -> None:
-    sources = tmp_path / "sources.list.d"
-    sources.mkdir()
+    (tmp_path / "sources.list.d").mkdir()
     signed = "Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg"
+    plain = "deb http://mirror.invalid/debian bookworm main contrib"
+    keyed = "deb [signed-by=/debian-archive-keyring.gpg] http://m/debian-security/ bookworm-security main"
     texts = {
-        "debian.sources": f"Types: deb\nURIs: http://mirror.invalid\nSuites: bookworm\n{signed}\n",
-        "node.sources": "Types: deb\nURIs: http://other.invalid\nSuites: nodistro\nSigned-By: /x.gpg\n",
-        "vendor.list": "deb [signed-by=/x.gpg] http://other.invalid bookworm main\n",
-        "old.list": "# deb http://mirror.invalid bookworm main\n",
+        "sources.list": f"# {plain}\n{plain}\ndeb-src http://mirror.invalid/debian bookworm main\n",
+        "sources.list.d/debian.sources": f"Types: deb\nURIs: http://m.invalid\nSuites: bookworm\n{signed}\n",
+        "sources.list.d/node.sources": "Types: deb\nSuites: nodistro\nSigned-By: /x.gpg\n",
+        "sources.list.d/other.sources": "Types: deb\nSuites: bookworm\nSigned-By: /x.gpg\n",
+        "sources.list.d/unsigned.sources": "Types: deb\nSuites: bookworm\n",
+        "sources.list.d/vendor.list": f"deb [signed-by=/x.gpg] http://v/debian bookworm main\n{keyed}\n",
+        "sources.list.d/stable.list": "deb http://v.invalid/linux/debian bookworm stable\n",
     }
     for name, text in texts.items():
-        (sources / name).write_text(text)
-    (tmp_path / "sources.list").write_text("deb http://mirror.invalid bookworm main\n")
-    assert base.debian_sources(tmp_path) == [tmp_path / "sources.list", sources / "debian.sources"]
+        (tmp_path / name).write_text(text)
+    found = base.debian_sources(tmp_path)
+    assert found == [plain, keyed, str(tmp_path / "sources.list.d" / "debian.sources")]
 
 
 def test_a_host_without_a_debian_source_is_told(tmp_path: Path) -> None:
