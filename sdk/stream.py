@@ -32,6 +32,7 @@ PATIENCE: Final = 100.0
 """Seconds that a node may stay away: longer than the 75 s after which its sandboxes are declared failed."""
 GRACE: Final = 5.0
 """Seconds after which output that is not in the log will not come any more."""
+ATTEMPT: Final = 2.0
 _QUIET: Final = (0.2, 10.0)  # seconds of silence before a look into the log: first, and at most
 _SLOW: Final = 1.0  # a grant that took longer met a fault: look what was missed
 
@@ -113,6 +114,8 @@ class Reader:
     # -- frames in: called from the subscription and from fetches
 
     def _receive(self, message: Received) -> None:
+        if self._pumping is None:  # closed, or a subscription that was thought lost
+            return
         self._heard = asyncio.get_running_loop().time()
         try:
             self._take(unpack(message.data))
@@ -171,11 +174,12 @@ class Reader:
         until = asyncio.get_running_loop().time() + PATIENCE
         for pause in pauses():
             try:
-                self._subscription = await self._link.bus.subscribe(subject, self._receive)
+                async with asyncio.timeout(ATTEMPT):
+                    self._subscription = await self._link.bus.subscribe(subject, self._receive)
                 return
-            except BrokerDown:
+            except (BrokerDown, TimeoutError) as error:
                 if asyncio.get_running_loop().time() >= until:
-                    raise
+                    raise BrokerDown(f"{subject} was not subscribed within {PATIENCE:g} s") from error
                 self._behind = True
                 await asyncio.sleep(pause)
 
@@ -201,7 +205,7 @@ class Reader:
         body = {"offset": self._credit.grant(self.taken, began), "lease": self._credit.lease}
         subject = self._link.subject("exec", "credit", self._sandbox, self._exec)
         try:
-            await self._link.ask(subject, body, patience=PATIENCE, attempt=2.0)
+            await self._link.ask(subject, body, patience=PATIENCE, attempt=ATTEMPT)
         except GoneError as error:
             self._gone = error
             self._behind = True

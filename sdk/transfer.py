@@ -42,7 +42,9 @@ async def upload(files: Files, local: Path, remote: str) -> None:
         if member.type == "symlink":
             await files.symlink(_below(remote, member), member.target)
         elif member.type == "file":
-            await files.write(_below(remote, member), local / member.name, mode=member.mode)
+            path = local / member.name
+            data = path if member.size > CHUNK else await asyncio.to_thread(path.read_bytes)
+            await files.write(_below(remote, member), data, mode=member.mode)
 
     await each(stream_of(members), one, AT_ONCE)
 
@@ -159,13 +161,22 @@ async def _fetch_tree(files: Files, remote: str, top: Path) -> None:
 
 
 async def _fetch_file(files: Files, remote: str, local: Path, mode: int) -> None:
-    file = await asyncio.to_thread(local.open, "xb")
+    """A new file; chunks are written as they come."""
+    chunks = files.read_stream(remote)
+    first = await anext(chunks, b"")
+    file = await asyncio.to_thread(_new_file, local, first, mode)
     try:
-        os.fchmod(file.fileno(), mode)
-        async for chunk in files.read_stream(remote):
+        async for chunk in chunks:
             await asyncio.to_thread(file.write, chunk)
     finally:
         await asyncio.to_thread(file.close)
+
+
+def _new_file(path: Path, start: bytes, mode: int) -> IO[bytes]:
+    file = path.open("xb")
+    os.fchmod(file.fileno(), mode)
+    file.write(start)
+    return file
 
 
 async def _remote_members(files: Files, remote: str) -> list[Member]:

@@ -16,15 +16,14 @@ from hypothesis import strategies as st
 
 from dsec.bus.broker import Broker
 from dsec.bus.errors import NodeLost, NoSuchExec, SpecError
-from dsec.bus.frames import Frame, Kind, pack_parts
-from dsec.bus.transport import Received
+from dsec.bus.frames import Frame, Kind, pack_parts, unpack
 from dsec.sdk import Client, Ended, Sandbox
 from dsec.sdk import stream as stream_module
 from dsec.sdk.credit import Credit
 from dsec.sdk.exec import Exec
 from dsec.sdk.stream import Reader
 from tests.sdk import support
-from tests.sdk.support import PROJECT, SANDBOX, Log, Peer
+from tests.sdk.support import SANDBOX, Log, Peer
 
 END = b'{"ended":"exit","code":0,"wall_ms":1,"cpu_ms":1,"max_rss":1}'
 COUNT = "for i in $(seq {n}); do echo line $i; done"
@@ -217,7 +216,7 @@ async def test_any_cut_loss_and_doubling_folds_to_the_same_bytes(
         whole[frame.kind] += frame.data
     running = Exec(client._link, SANDBOX, exec_id, first=None if attached else started)
     for frame in live[: data.draw(st.integers(0, len(live)))]:
-        running._reader._receive(Received(f"exec.stream.{PROJECT}", "", frame.pack()))
+        running._reader._take(unpack(frame.pack()))
     result = await running.wait()
     assert (result.stdout_bytes, result.stderr_bytes) == (whole[Kind.STDOUT], whole[Kind.STDERR])
 
