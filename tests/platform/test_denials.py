@@ -61,7 +61,7 @@ async def test_another_projects_sandbox_looks_as_if_it_did_not_exist(
         with pytest.raises(NoSuchSandbox):
             result((await mallory.request(subject, body(), timeout=5)).data)
     assert (await sandbox.run(["true"])).ok
-    record = await audited(live, home, "audit.edge.sandbox-destroy.p-other", "no_such_sandbox")
+    record = await audited(live, home, "audit.edge.destroy.p-other", "no_such_sandbox")
     assert record["principal"] == "u-mallory"
 
 
@@ -72,7 +72,7 @@ async def test_a_forged_reply_subject_gets_no_answer_and_is_audited(
     create = subjects.request("sandbox", "create", "p-other", "u-mallory")
     order = body(spec={"image": "base"})
     await mallory.publish(create, order, reply=f"node.create.{live.ready['node']}")
-    record = await audited(live, home, "audit.core.sandbox-create.p-other", "forged_reply")
+    record = await audited(live, home, "audit.core.create.p-other", "forged_reply")
     assert record["principal"] == "u-mallory"
     assert {one.sandbox async for one in client.list()} == before
 
