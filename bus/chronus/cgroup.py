@@ -7,7 +7,6 @@ hierarchy has no controllers, which `cgroup.kill` (Linux 5.14) does not need.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -39,9 +38,9 @@ class ExecCgroup:
         self.path = path
 
     def make(self) -> None:
-        """Raises InfraError, with what is in the way."""
+        """Also when it is there already, left by a node that was killed. Raises InfraError."""
         try:
-            self.path.mkdir()
+            self.path.mkdir(exist_ok=True)
         except OSError as error:
             raise InfraError.during(f"making the cgroup {self.path}", error) from error
 
@@ -72,11 +71,12 @@ class ExecCgroup:
         await _until(self._rmdir, f"{self.path} stays busy")
 
     def _rmdir(self) -> bool:
-        with contextlib.suppress(FileNotFoundError):
-            try:
-                self.path.rmdir()
-            except OSError:  # EBUSY: a dead process is not quite gone
-                return False
+        try:
+            self.path.rmdir()
+        except FileNotFoundError:
+            return True
+        except OSError:  # EBUSY: a dead process is not quite gone
+            return False
         return True
 
 

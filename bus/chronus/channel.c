@@ -47,10 +47,10 @@ void close_descriptors(struct request *request) {
 }
 
 int channel_receive(struct request *request) {
-    char control[CMSG_SPACE(DESCRIPTORS_MAX * sizeof(int))];
+    char control[CMSG_SPACE(sizeof request->fds)];
     struct iovec data = {buffer, REQUEST_MAX};
-    struct msghdr message = {
-        .msg_iov = &data, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = control};
+    message.msg_controllen = CMSG_LEN(sizeof request->fds); /* CMSG_SPACE would let one more in */
     ssize_t length = recvmsg(channel, &message, MSG_CMSG_CLOEXEC);
     if (length < 0 && (errno == EAGAIN || errno == EINTR || errno == ENOMEM)) return 0;
     *request = (struct request){.at = buffer + sizeof request->head, .end = buffer + length};

@@ -23,7 +23,7 @@
 
 #include "chronus.h"
 
-enum { CAP_SYS_PTRACE = 19 }; /* linux/capability.h, which musl does not bring */
+enum { CAP_SYS_PTRACE = 19, CAP_PERFMON = 38 }; /* linux/capability.h, which musl does not bring */
 enum { LISTENER, SIGNALS, CHANNEL, PROGRESS, BURST = 32 };
 
 static struct pollfd *watched;
@@ -48,14 +48,17 @@ static int hold_standard_streams(void) {
     return fcntl(STDIN_FILENO, F_SETFL, O_NONBLOCK);
 }
 
-/* CAP_SYS_PTRACE would open this process to root inside in spite of its not being dumpable. */
+/* These capabilities would open this process to root inside in spite of its not being dumpable. */
 static int close_to_inside(void) {
     prctl(PR_CAPBSET_DROP, CAP_SYS_PTRACE);
+    prctl(PR_CAPBSET_DROP, CAP_PERFMON);
     return prctl(PR_SET_DUMPABLE, 0);
 }
 
+/* Ignored ones would stay so for commands; blocked ones wait here for ever. */
 static int watch_signals(void) {
     sigset_t set;
+    for (int number = 1; number < _NSIG; number++) signal(number, SIG_DFL);
     sigfillset(&set);
     sigprocmask(SIG_SETMASK, &set, NULL);
     sigemptyset(&set);

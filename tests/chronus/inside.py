@@ -83,7 +83,8 @@ def _launch(listener: socket.socket, uid_base: int, nproc: int, nofile: int | No
 
 
 def _started(launcher: subprocess.Popen[str], *, userns: bool) -> int:
-    assert launcher.stdin and launcher.stdout
+    assert launcher.stdin
+    assert launcher.stdout
     assert launcher.stdout.readline() == "mapme\n"
     if userns:
         for name in ("gid_map", "uid_map"):

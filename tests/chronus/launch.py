@@ -52,6 +52,7 @@ def become_pid_one(binary: int, listener: int, nproc: int, arguments: list[str])
 
 
 def main() -> None:
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     path, listener, uid_base, nproc, *arguments = sys.argv[1:]
     binary = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     enter(int(uid_base))

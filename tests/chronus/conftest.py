@@ -1,0 +1,31 @@
+"""Insides for the tests of chronus: one per module with and one without a user namespace."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from dsec.bus.chronus.guest import Guest
+from tests.chronus.inside import Inside, inside
+
+
+@pytest.fixture(scope="module")
+def box() -> Iterator[Inside]:
+    """Root inside is root on the host: the harder case for isolation."""
+    with inside() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def userns_box() -> Iterator[Inside]:
+    with inside(userns=True) as made:
+        yield made
+
+
+@pytest.fixture
+async def guest(box: Inside) -> AsyncIterator[Guest]:
+    async with box.guest() as connected:
+        yield connected
+        assert await connected.execs() == []
+    assert [child for child in box.cgroup.iterdir() if child.is_dir()] == []
