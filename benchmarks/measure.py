@@ -79,7 +79,7 @@ async def live(tell: Tell) -> AsyncIterator[platform.Part]:
     home = Path(tempfile.mkdtemp(prefix="dsec-bench-", dir=scratch()))
     try:
         tell("importing the base image")
-        await add_base(home, default_base())
+        await add_base(home, await default_base())
         tell("starting the platform")
         async with platform.running(home) as part:
             yield part

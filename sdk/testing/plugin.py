@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -31,19 +32,17 @@ def backend(request: pytest.FixtureRequest) -> str:
     return str(request.config.getoption("--driver"))
 
 
-@pytest.fixture(scope="session")
-def base_file(request: pytest.FixtureRequest) -> Path:
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def base_file(request: pytest.FixtureRequest) -> Path:
     """The base layer of the tests: Debian with Python."""
     given = request.config.getoption("--base-image")
-    return Path(given) if given else default_base()
+    return Path(given) if given else await default_base()
 
 
-def default_base() -> Path:
+async def default_base() -> Path:
     """The base image that `make setup` keeps in the cache, found through the `dsec.images` entry point."""
-    from importlib.metadata import entry_points  # noqa: PLC0415 - only where a node is
-
     (images,) = entry_points(group="dsec.images")
-    return Path(images.load().default_base())
+    return Path(await images.load().default_base())
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
