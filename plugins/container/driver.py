@@ -11,11 +11,7 @@ import asyncio
 import contextlib
 import errno
 import os
-import re
-import resource
 import shutil
-import stat
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
@@ -32,24 +28,15 @@ from dsec.bus.errors import (
     LimitError,
     MissingTool,
     NoSuchSandbox,
-    Unsupported,
 )
-from dsec.bus.spec import GIB, MIB, Limits
-from dsec.plugins.container import door, oci, seccomp
+from dsec.plugins.container import checks, door, oci, seccomp
 from dsec.plugins.container.cgroups import ENGINE, Cgroups, until
+from dsec.plugins.container.checks import INFO
 from dsec.plugins.container.engine import Engine, Job, find, sealed
 from dsec.plugins.container.process import Watched
 
-INFO: Final = Info(
-    name="container",
-    version=1,
-    limits=frozenset({"cpu", "memory", "pids", "nofile", "log_bytes"}),
-    defaults=Limits(cpu=1.0, memory=GIB, pids=512, nofile=4096, log_bytes=64 * MIB),
-)
 KERNEL: Final = (5, 19)
 """The first kernel with overlayfs on idmapped layers; it has cgroup.kill, cgroup.freeze and pidfds too."""
-
-_SAFE_ID: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,127}")
 
 
 class ContainerDriver:
@@ -105,9 +92,9 @@ class ContainerDriver:
 
     async def create(self, order: Order, rootfs: Rootfs) -> Handle:
         """Start chronus as PID 1 on `rootfs`; see Driver.create."""
-        sandbox = _checked(order.sandbox)
-        nofile = _possible(order.limits)
-        _real_mount_points(rootfs.path)
+        sandbox = checks.safe_id(order.sandbox)
+        nofile = checks.possible(order.limits)
+        checks.real_mount_points(rootfs.path)
         await self._nothing_of(sandbox)
         try:
             watched = await self._start(order, rootfs, nofile)
@@ -135,7 +122,8 @@ class ContainerDriver:
             pid = await engine.run(
                 Job(sandbox, rootfs.path, directory, config, listening.fileno(), self._agent, adopt)
             )
-        _confined(pid)
+        await until(lambda: checks.executes(pid, self._agent), f"starting the agent of {sandbox}")
+        checks.confined(pid)
         return self._watch(sandbox, pid, None)
 
     def _explained(self, sandbox: str, error: BaseException) -> BaseException:
@@ -155,7 +143,7 @@ class ContainerDriver:
 
     async def destroy(self, sandbox: str) -> None:
         """Kill and remove all of it; see Driver.destroy. Raises InfraError when a process will not die."""
-        _checked(sandbox)
+        checks.safe_id(sandbox)
         if watched := self._live.pop(sandbox, None):
             watched.close()
         self._dead.pop(sandbox, None)
@@ -172,7 +160,7 @@ class ContainerDriver:
     async def channel(self, sandbox: str) -> Channel:
         """A connection to chronus; see Driver.channel."""
         try:
-            connection = door.connected(self.home / _checked(sandbox))
+            connection = door.connected(self.home / checks.safe_id(sandbox))
         except FileNotFoundError:
             raise NoSuchSandbox(f"there is no sandbox {sandbox} on this node") from None
         except (ConnectionRefusedError, BlockingIOError) as error:
@@ -181,7 +169,7 @@ class ContainerDriver:
 
     async def recover(self, handle: Handle) -> None:
         """Take over by pid and start time; see Driver.recover."""
-        sandbox = _checked(handle.sandbox)
+        sandbox = checks.safe_id(handle.sandbox)
         if sandbox in self._live:
             return
         try:
@@ -260,7 +248,7 @@ class ContainerDriver:
         await self._freeze(sandbox, frozen=False)
 
     async def _freeze(self, sandbox: str, *, frozen: bool) -> None:
-        group = self._cgroups().of(_checked(sandbox))
+        group = self._cgroups().of(checks.safe_id(sandbox))
         try:
             group.freeze(frozen)
         except FileNotFoundError:
@@ -269,51 +257,9 @@ class ContainerDriver:
 
     async def oom_kills(self, sandbox: str) -> int:
         """See CountsOom."""
-        return self._cgroups().of(_checked(sandbox)).oom_kills()
+        return self._cgroups().of(checks.safe_id(sandbox)).oom_kills()
 
 
 def _handle(sandbox: str, watched: Watched, rootfs: Rootfs) -> Handle:
     state = {"pid": watched.pid, "start": watched.start, "uid_base": rootfs.uid_base}
     return Handle(sandbox, INFO.name, INFO.version, orjson.dumps(state))
-
-
-def _checked(sandbox: str) -> str:
-    """`sandbox`, if it is safe as a name of directories. Raises NoSuchSandbox."""
-    if _SAFE_ID.fullmatch(sandbox) is None:
-        raise NoSuchSandbox(f"{sandbox!r} is not a sandbox id")
-    return sandbox
-
-
-def _possible(limits: Limits) -> int:
-    """The descriptor limit to apply. Raises Unsupported for what cannot be enforced here."""
-    for name in limits.asked() - INFO.limits:
-        raise Unsupported(f"containers do not limit {name}", field=f"limits.{name}")
-    nofile = limits.nofile or INFO.defaults.nofile or 0
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if nofile > (most if most != resource.RLIM_INFINITY else sys.maxsize):
-        raise Unsupported(f"this node allows {most} descriptors per process", field="limits.nofile")
-    if limits.cpu is not None and limits.cpu < 0.01:
-        raise Unsupported("the least CPU limit is 0.01 cores", field="limits.cpu")
-    return nofile
-
-
-def _confined(pid: int) -> None:
-    """Believe no engine: refuse a PID 1 without a filter, or with the host's /sys, cgroups and all.
-
-    The latter is what crun falls back to where the kernel refuses a new sysfs.
-    """
-    process = Path(f"/proc/{pid}")
-    if b"\nSeccomp:\t2\n" not in (process / "status").read_bytes():
-        raise InfraError("the engine started a sandbox without its seccomp filter")
-    if b" - cgroup" in (process / "mountinfo").read_bytes():
-        raise InfraError("the host's /sys is inside: something is mounted over a part of /sys on this node")
-
-
-def _real_mount_points(root: Path) -> None:
-    """Refuse an image that redirects the engine's mounts, and with them its masks, by a symbolic link."""
-    if not root.is_dir():
-        raise InfraError(f"the root file system {root} is not mounted")
-    for name in oci.MOUNT_POINTS:
-        point = root / name
-        if point.is_symlink() or (point.exists() and not stat.S_ISDIR(point.lstat().st_mode)):
-            raise Unsupported(f"/{name} of the image must be a directory", field="image")

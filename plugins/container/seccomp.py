@@ -13,6 +13,10 @@ import errno
 import platform
 from typing import Any, Final
 
+from dsec.bus.errors import MissingTool
+
+ARCHITECTURES: Final = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
+
 NAMESPACES: Final = 0x7E020000
 """CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET} of clone(2); CLONE_NEWTIME exists for clone3 and unshare only."""
 
@@ -72,8 +76,13 @@ Rule = dict[str, Any]
 
 
 def profile() -> dict[str, Any]:
-    """The `linux.seccomp` object of an OCI configuration, for this machine's own instruction set only."""
-    architecture = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}[platform.machine()]
+    """The `linux.seccomp` object of an OCI configuration, for this machine's own instruction set only.
+
+    Raises MissingTool on a machine that is neither x86-64 nor 64-bit ARM.
+    """
+    architecture = ARCHITECTURES.get(platform.machine())
+    if architecture is None:
+        raise MissingTool(f"containers have no seccomp profile for {platform.machine()} machines")
     return {
         "defaultAction": "SCMP_ACT_ERRNO",
         "defaultErrnoRet": errno.ENOSYS,
