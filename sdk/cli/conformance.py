@@ -6,6 +6,7 @@ It starts its own platform in a scratch home. Options after `--` go to pytest.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import subprocess
 import sys
@@ -44,7 +45,16 @@ def conformance(args: argparse.Namespace) -> int:
 
 def argv(args: argparse.Namespace) -> list[str]:
     """The command line of pytest."""
-    options = ["-p", "dsec.sdk.testing.plugin", "-o", "asyncio_mode=auto", "-q"]
+    options = [
+        "-c",
+        os.devnull,
+        "--rootdir",
+        ".",
+        "-p",
+        "no:cacheprovider",
+        "-q",
+    ]  # not the caller's own project
+    options += ["-p", "dsec.sdk.testing.plugin", "-o", "asyncio_mode=auto"]
     options += ["-o", "asyncio_default_fixture_loop_scope=session"]
     options += ["-o", "asyncio_default_test_loop_scope=session"]
     options += ["--driver", args.driver]
