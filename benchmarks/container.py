@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dsec.benchmarks.measure import Cpu, Tell, accounting, in_flight, live, process, scratch
+from dsec.bus.errors import InfraError
 from dsec.sdk import Client
 from dsec.sdk.spec_args import ImageArgs, LimitArgs
 from dsec.sdk.testing import platform
@@ -18,7 +19,10 @@ from dsec.sdk.testing import platform
 IMAGE: ImageArgs = {"base": "base", "workspace": "bench-task", "toolkits": ["bench-tool"]}
 LIMITS: LimitArgs = {"cpu": 1.0, "memory": 512 << 20, "pids": 128}
 NAMESPACES = ("--user", "--map-root-user", "--mount", "--pid", "--fork", "--net", "--ipc", "--uts")
-BWRAP = ("--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp")
+BWRAP = (
+    *("--unshare-all", "--ro-bind", "/usr", "/usr", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"),
+    *("--symlink", "usr/bin", "/bin", "--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64"),
+)
 
 
 async def run(tell: Tell) -> dict[str, Any]:
@@ -56,7 +60,7 @@ async def _cycles(cpu: Cpu, client: Client, tell: Tell, at_once: int, count: int
         async with client.sandbox(backend="container", image=IMAGE, limits=LIMITS) as sandbox:
             result = await sandbox.run(["true"])
             if result.code != 0:
-                raise RuntimeError(f"true ended with {result}")
+                raise InfraError(f"true ended with {result}")
 
     tell(f"{count} sandboxes, {at_once} at once")
     await in_flight(at_once, at_once, cycle)

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from dsec.benchmarks.measure import Cpu, Tell, accounting, in_flight, live, percentile, process
+from dsec.bus.errors import InfraError
 from dsec.sdk import Sandbox
 
 ALONE, MANY = 1000, 6000
@@ -30,7 +31,7 @@ async def _timed(sandbox: Sandbox) -> float:
     started = time.perf_counter()
     result = await sandbox.run(["true"])
     if result.code != 0:
-        raise RuntimeError(f"true ended with {result}")
+        raise InfraError(f"true ended with {result}")
     return (time.perf_counter() - started) * 1e3
 
 

@@ -8,9 +8,11 @@ import os
 import shutil
 import tempfile
 import time
+from asyncio.subprocess import DEVNULL
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
+from dsec.bus.errors import InfraError, MissingTool
 from dsec.sdk.testing import platform
 from dsec.sdk.testing.plugin import add_base, default_base
 
@@ -108,9 +110,10 @@ async def in_flight(count: int, limit: int, work: Callable[[int], Awaitable[obje
 
 
 async def process(*argv: str) -> None:
-    """Run a program to its end, quietly. Raises RuntimeError when it fails."""
-    running = await asyncio.create_subprocess_exec(
-        *argv, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
-    )
+    """Run a program to its end, quietly. Raises MissingTool, InfraError."""
+    try:
+        running = await asyncio.create_subprocess_exec(*argv, stdout=DEVNULL, stderr=DEVNULL)
+    except FileNotFoundError as error:
+        raise MissingTool(f"{argv[0]} is not installed: `make setup` installs it") from error
     if await running.wait():
-        raise RuntimeError(f"{argv[0]} failed with {running.returncode}")
+        raise InfraError(f"{' '.join(argv)} failed with {running.returncode}")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dsec.benchmarks.measure import Tell, live, percentile
+from dsec.bus.errors import InfraError
 from dsec.sdk import Client, Sandbox
 from dsec.sdk.testing import platform
 
@@ -45,7 +46,7 @@ async def _drain(sandbox: Sandbox, megabytes: int) -> float:
     async for chunk in running:
         length += len(chunk)
     if length != megabytes * MB or (await running.wait()).code != 0:
-        raise RuntimeError(f"{length} bytes arrived of {megabytes} MiB")
+        raise InfraError(f"{length} bytes arrived of {megabytes} MiB")
     return time.perf_counter() - started
 
 

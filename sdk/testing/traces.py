@@ -47,7 +47,7 @@ def _cgroups(sandbox: str) -> Iterator[str]:
 
 
 def _processes(sandbox: str) -> Iterator[str]:
-    """Zombies do not count: after a kill of the node's process they are for the init of the machine to reap."""
+    """Zombies do not count: after a kill of the node's process they are for the machine's init to reap."""
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():
             continue
