@@ -29,7 +29,7 @@ from dsec.bus.errors import (
     MissingTool,
     NoSuchSandbox,
 )
-from dsec.plugins.container import checks, door, oci, seccomp
+from dsec.plugins.container import checks, door, oci, orphans, seccomp
 from dsec.plugins.container.cgroups import ENGINE, Cgroups, until
 from dsec.plugins.container.checks import INFO
 from dsec.plugins.container.engine import Engine, Job, find, sealed
@@ -80,6 +80,7 @@ class ContainerDriver:
         """The engine and what it needs, made at first use."""
         groups = self._cgroups()
         if self._engine is None:
+            orphans.adopt()
             state = self.home / ".engine"
             state.mkdir(mode=0o700, parents=True, exist_ok=True)
             hybrid = bool(groups.layout.v1)
@@ -151,6 +152,7 @@ class ContainerDriver:
         try:
             group.kill()
             await until(group.remove, f"ending the processes of {sandbox}")
+            orphans.reap(group.path)
             for directory in (self.home / sandbox, self.home / ".engine" / sandbox):
                 with contextlib.suppress(FileNotFoundError):
                     shutil.rmtree(directory)

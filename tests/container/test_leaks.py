@@ -160,3 +160,13 @@ async def test_a_create_that_is_cancelled_at_any_moment_leaves_nothing(bench: Be
         await asyncio.wait([creating])
         await bench.driver.destroy(sandbox)
     assert traces.left() == []
+
+
+async def test_no_zombie_of_a_destroyed_sandbox_stays_with_the_node(bench: Bench) -> None:
+    before = {child.pid for child in psutil.Process().children()}
+    for _ in range(3):
+        sandbox = ids.sandbox_on("n-test")
+        await bench.driver.create(order(sandbox), await bench.rootfs(sandbox))
+        await bench.driver.destroy(sandbox)
+    new = [child for child in psutil.Process().children() if child.pid not in before]
+    assert [child for child in new if child.status() == psutil.STATUS_ZOMBIE] == []
