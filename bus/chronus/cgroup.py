@@ -7,6 +7,7 @@ hierarchy has no controllers, which `cgroup.kill` (Linux 5.14) does not need.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -46,7 +47,10 @@ class ExecCgroup:
 
     def open_procs(self) -> int:
         """A descriptor through which a process joins by writing "0", whatever its own rights."""
-        return os.open(self.path / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            return os.open(self.path / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise InfraError.during(f"opening {self.path}/cgroup.procs", error) from error
 
     def populated(self) -> bool:
         """Whether a live process is inside; False when the cgroup is gone."""
@@ -67,8 +71,15 @@ class ExecCgroup:
         """Kill what is left and remove the cgroup; repeatable. `empty`: likely so, then nothing is killed."""
         if empty and self._rmdir():
             return
-        await self.kill()
-        await _until(self._rmdir, f"{self.path} stays busy")
+        await _until(self._wipe, f"{self.path} stays busy")
+
+    def _wipe(self) -> bool:
+        """One attempt; a process that joined since the last one is killed by the next."""
+        if self._rmdir():
+            return True
+        with contextlib.suppress(OSError):
+            (self.path / "cgroup.kill").write_bytes(b"1")
+        return False
 
     def _rmdir(self) -> bool:
         try:

@@ -16,7 +16,7 @@ from dsec.bus.chronus.cgroup import ExecCgroup
 from dsec.bus.chronus.faults import explain
 from dsec.bus.chronus.protocol import Exit, Malformed, Op, Reply
 from dsec.bus.chronus.transport import close_all
-from dsec.bus.errors import NoSuchExec, SpecError
+from dsec.bus.errors import InfraError, NoSuchExec, SpecError
 
 __all__ = ["Command", "Exec", "Exit", "HostEnds", "Pipes"]
 
@@ -43,40 +43,33 @@ class HostEnds(NamedTuple):
     stdin: int | None
 
 
-class Passed(NamedTuple):
-    """Descriptors of a START in their order, and those to close once they are passed."""
-
-    descriptors: tuple[int, ...]
-    close_after: tuple[int, ...]
-
-
 class Pipes(NamedTuple):
-    """The pipes of a command about to start: `child` has stdout, stderr and perhaps stdin."""
+    """The pipes of a command about to start: `passed` is what START takes, of which `child`'s go then."""
 
     host: HostEnds
+    passed: tuple[int, ...]
     child: tuple[int, ...]
 
     @classmethod
-    def make(cls, *, stdin: bool) -> Self:
-        """Pipes of the system's default size; the child's ends block, the host's do not."""
-        out_read, out_write = os.pipe2(os.O_CLOEXEC)
-        err_read, err_write = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(out_read, False)
-        os.set_blocking(err_read, False)
-        if not stdin:
-            return cls(HostEnds(out_read, err_read, None), (out_write, err_write))
-        in_read, in_write = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(in_write, False)
-        return cls(HostEnds(out_read, err_read, in_write), (out_write, err_write, in_read))
+    def make(cls, procs: int, *, stdin: bool) -> Self:
+        """Pipes of the system's default size; the child's ends block, the host's do not.
 
-    def passed(self, procs: int) -> Passed:
-        """What START passes, `procs` being the opened cgroup.procs."""
-        out, err, *inputs = self.child
-        host = self.host
-        ordered = [procs, out, err, host.stdout, host.stderr, *inputs]
-        if host.stdin is not None:
-            ordered.append(host.stdin)
-        return Passed(tuple(ordered), (procs, *self.child))
+        `procs`, the opened cgroup.procs, is closed with the child's ends. Raises InfraError.
+        """
+        ends: list[int] = [procs]
+        try:
+            for _ in range(3 if stdin else 2):
+                ends += os.pipe2(os.O_CLOEXEC)
+        except OSError as error:
+            close_all(ends)
+            raise InfraError.during("making the pipes of a command", error) from error
+        _, out_read, out_write, err_read, err_write, *inputs = ends
+        host = HostEnds(out_read, err_read, inputs[1] if inputs else None)
+        for end in host:
+            if end is not None:
+                os.set_blocking(end, False)
+        passed = (procs, out_write, err_write, out_read, err_read, *inputs)
+        return cls(host, passed, (procs, out_write, err_write, *inputs[:1]))
 
     @staticmethod
     def attached(descriptors: tuple[int, ...], *, stdin: bool) -> HostEnds:
@@ -105,7 +98,8 @@ class Agent(Protocol):
 class Exec:
     """A started command. Owns `stdout`, `stderr` and `stdin` (non-blocking) until `release` or `detach`.
 
-    `exited` has the end of the leader, or AgentCrippled when the channel was lost before.
+    `exited` has the end of the leader, or AgentCrippled when the channel was lost before, or NoSuchExec when
+    it was released before.
     """
 
     __slots__ = ("_agent", "_cgroup", "exited", "id", "stderr", "stdin", "stdout")

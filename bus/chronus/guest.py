@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from pathlib import Path
-from typing import Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 from dsec.bus.chronus import protocol
 from dsec.bus.chronus.cgroup import ExecCgroup
@@ -20,7 +20,7 @@ from dsec.bus.chronus.files import Files
 from dsec.bus.chronus.protocol import EXEC_ID_MAX, REQUEST_MAX, Flag, Malformed, Op, Reply, text
 from dsec.bus.chronus.transport import Transport, close_all
 from dsec.bus.driver import Channel
-from dsec.bus.errors import AgentCrippled, Conflict, NoSuchExec, SpecError, TooLarge, Unsupported
+from dsec.bus.errors import AgentCrippled, Conflict, InfraError, NoSuchExec, SpecError, TooLarge, Unsupported
 
 __all__ = ["Command", "Exec", "Exit", "Guest"]
 
@@ -47,6 +47,8 @@ class Guest(Files):
         self._calls: dict[int, _Call] = {}
         self._execs: dict[str, Exec] = {}
         self._last_id = 0
+        self._started = 0  # and attached: each has one end to tell
+        self._strays = 0
         self._watchdog: asyncio.TimerHandle | None = None
         self._closed = asyncio.Event()
         self._reason = ""
@@ -81,14 +83,12 @@ class Guest(Files):
         cgroup = ExecCgroup(self._cgroup / exec_id)
         if exec_id in self._execs:
             raise Conflict(f"exec {exec_id} is running already", field="exec")
-        cgroup.make()
-        pipes = Pipes.make(stdin=command.stdin)
-        new = Exec(self, exec_id, pipes.host, cgroup)
-        self._execs[exec_id] = new
+        pipes = await _prepare(cgroup, stdin=command.stdin)
+        self._execs[exec_id] = new = Exec(self, exec_id, pipes.host, cgroup)
+        self._started += 1
         try:
-            passed = pipes.passed(cgroup.open_procs())
             flags = Flag.STDIN if command.stdin else Flag.NONE
-            reply = await self._submit(Op.START, body, flags, passed.descriptors, passed.close_after)
+            reply = await self._submit(Op.START, body, flags, pipes.passed, pipes.child)
             if reply.error:
                 raise start_fault(reply.error, reply.flags, command.argv[0], command.cwd, command.user)
         except Conflict:
@@ -130,6 +130,7 @@ class Guest(Files):
         if ended:
             found.exited.set_result(ended)
         self._execs[exec_id] = found
+        self._started += 1
         return found
 
     async def wait_closed(self) -> None:
@@ -154,6 +155,7 @@ class Guest(Files):
         """Close the descriptors of `exec_` here; its end is not told any more."""
         if self._execs.get(exec_.id) is exec_:
             del self._execs[exec_.id]
+            _fail(exec_.exited, NoSuchExec(f"exec {exec_.id} was released", field="exec"))
         exec_.detach()
 
     # Requests out, replies in.
@@ -204,6 +206,10 @@ class Guest(Files):
         found = self._execs.get(exec_id)
         if found is not None and not found.exited.done():
             found.exited.set_result(ended)
+            return
+        self._strays += 1
+        if self._strays > self._started:
+            raise Malformed("more ends than there were commands")
 
     def _watch(self) -> None:
         self._watchdog = None
@@ -221,13 +227,11 @@ class Guest(Files):
         self._closed.set()
         if self._watchdog is not None:
             self._watchdog.cancel()
-        waiting: list[asyncio.Future[Reply] | asyncio.Future[Exit]] = [c.reply for c in self._calls.values()]
+        waiting: list[asyncio.Future[Any]] = [call.reply for call in self._calls.values()]
         waiting += [found.exited for found in self._execs.values()]
         self._calls.clear()
         for future in waiting:
-            if not future.done():
-                future.set_exception(self._crippled())
-                future.exception()  # nobody has to look at it
+            _fail(future, self._crippled())
 
     def _crippled(self) -> AgentCrippled:
         return AgentCrippled(f"the channel to the agent inside is closed: {self._reason}")
@@ -246,6 +250,23 @@ class Guest(Files):
             return protocol.strings(reply.body)
         except Malformed as error:
             raise self._malformed(str(error)) from error
+
+
+async def _prepare(cgroup: ExecCgroup, *, stdin: bool) -> Pipes:
+    """A cgroup and pipes; neither when it raises InfraError."""
+    cgroup.make()
+    try:
+        return Pipes.make(cgroup.open_procs(), stdin=stdin)
+    except InfraError:
+        await cgroup.remove(empty=True)
+        raise
+
+
+def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+    """End what is still waited for; nobody has to look at it."""
+    if not future.done():
+        future.set_exception(error)
+        future.exception()
 
 
 def _start_body(exec_id: str, command: Command) -> bytes:

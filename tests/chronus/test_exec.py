@@ -11,7 +11,7 @@ import pytest
 
 from dsec.bus.chronus.guest import Command, Guest
 from dsec.bus.errors import Conflict, NoSuchExec, NoSuchProgram, SpecError, TooLarge
-from tests.chronus.inside import Inside, drain, exited, inside, new_id, run, sh
+from tests.chronus.inside import Inside, drain, exited, inside, new_id, read_some, run, sh
 
 pytestmark = pytest.mark.node
 
@@ -57,21 +57,13 @@ async def test_stdin_reaches_the_command_and_ends_when_closed(guest: Guest) -> N
 async def test_a_signal_reaches_the_leader(guest: Guest) -> None:
     script = "trap 'echo bye; exit 7' TERM; echo ready; while :; do sleep 0.05; done"
     started = await guest.start(new_id(), Command(("sh", "-c", script)))
-    while not (await asyncio.sleep(0.01)) and not _has(started.stdout, b"ready"):
-        pass
+    assert await read_some(started.stdout) == b"ready\n"
     await started.signal(signal.SIGTERM)
     assert (await exited(started)).code == 7
     await started.signal(signal.SIGTERM)
     await started.release()
     with pytest.raises(NoSuchExec):
         await started.signal(signal.SIGTERM)
-
-
-def _has(descriptor: int, wanted: bytes) -> bool:
-    try:
-        return wanted in os.read(descriptor, 4096)
-    except BlockingIOError:
-        return False
 
 
 async def test_a_signal_number_out_of_range_is_refused(guest: Guest) -> None:

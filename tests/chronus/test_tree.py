@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dsec.bus.chronus.guest import Command, Exec, Guest
-from dsec.bus.errors import LimitError
+from dsec.bus.errors import LimitError, NoSuchExec
 from tests.chronus.inside import Inside, exited, inside, new_id, read_some, run, sh
 
 pytestmark = pytest.mark.node
@@ -49,6 +49,8 @@ async def test_release_kills_what_is_left_and_may_be_repeated(guest: Guest, box:
     started = await stubborn(guest)
     await asyncio.gather(started.release(), started.release())
     await started.release()
+    with pytest.raises(NoSuchExec):
+        await exited(started)
     assert await sh(guest, COUNT) == "0"
     assert not (box.cgroup / started.id).exists()
     assert started.id not in await guest.execs()
