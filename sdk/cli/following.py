@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import stat
 import sys
+from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from dsec.bus.errors import GoneError
@@ -13,6 +15,7 @@ from dsec.bus.frames import Kind
 from dsec.bus.messages import Ended
 from dsec.sdk import Exec, Result
 from dsec.sdk.cli.output import emit
+from dsec.sdk.exec import STDIN_CHUNK
 from dsec.sdk.text import Decoder
 
 _NAMES: Final = {Kind.STDOUT: "stdout", Kind.STDERR: "stderr"}
@@ -60,13 +63,29 @@ def _write(target: Any, data: bytes) -> None:
 
 async def _feed(running: Exec) -> None:
     """Our standard input to the command's, as it comes."""
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(os.dup(0), "rb"))
     with contextlib.suppress(GoneError):  # the command ended without reading all of it
-        while data := await reader.read(64 * 1024):
+        async for data in _standard_input():
             await running.write_stdin(data)
         await running.close_stdin()
+
+
+async def _standard_input() -> AsyncIterator[bytes]:
+    """What may block is polled, since a thread that waits for a terminal could not be ended."""
+    kind = os.fstat(0).st_mode
+    if not (stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind) or os.isatty(0)):
+        while data := await asyncio.to_thread(os.read, 0, STDIN_CHUNK):
+            yield data
+        return
+    reader = asyncio.StreamReader()
+    pipe = os.fdopen(os.dup(0), "rb")
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), pipe
+    )
+    try:
+        while data := await reader.read(STDIN_CHUNK):
+            yield data
+    finally:
+        transport.close()
 
 
 def exit_code(result: Result) -> int:

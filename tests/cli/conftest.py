@@ -6,7 +6,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest_asyncio
 
@@ -33,13 +33,14 @@ class Outcome:
 Dsec = Callable[..., Awaitable[Outcome]]
 
 
-async def dsec_process(*argv: str, stdin: bytes = b"") -> Outcome:
-    """Run `python -m dsec.sdk.cli ARGV…` to its end."""
+async def dsec_process(*argv: str, stdin: bytes | IO[bytes] = b"") -> Outcome:
+    """Run `python -m dsec.sdk.cli ARGV…` to its end; standard input is a pipe, or the file that is given."""
     pipe = asyncio.subprocess.PIPE
+    source, text = (pipe, stdin) if isinstance(stdin, bytes) else (stdin, None)
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "dsec.sdk.cli", *argv, stdin=pipe, stdout=pipe, stderr=pipe
+        sys.executable, "-m", "dsec.sdk.cli", *argv, stdin=source, stdout=pipe, stderr=pipe
     )
-    out, err = await process.communicate(stdin)
+    out, err = await process.communicate(text)
     assert process.returncode is not None
     return Outcome(process.returncode, out.decode(), err.decode())
 
@@ -50,7 +51,7 @@ async def dsec(broker: Broker, peer: Peer, tmp_path: Path) -> AsyncIterator[Dsec
     who = tmp_path / "who.json"
     Credentials.new(Role.TENANT, project=PROJECT, principal=PRINCIPAL).save(who)
 
-    async def run(command: str, *argv: str, stdin: bytes = b"") -> Outcome:
+    async def run(command: str, *argv: str, stdin: bytes | IO[bytes] = b"") -> Outcome:
         return await dsec_process(command, "--url", broker.url, "--credentials", str(who), *argv, stdin=stdin)
 
     yield run

@@ -24,6 +24,14 @@ async def test_standard_input_is_sent_when_asked_for(dsec: Dsec) -> None:
     assert (await dsec("run", "-i", "--image", "base", "--", "cat", stdin=b"hello\n")).out == "hello\n"
 
 
+async def test_standard_input_may_be_a_file_or_nothing(dsec: Dsec, tmp_path: Path) -> None:
+    (tmp_path / "input").write_bytes(b"x" * 300_000)
+    with (tmp_path / "input").open("rb") as file:
+        assert len((await dsec("run", "-i", "--image", "base", "--", "cat", stdin=file)).out) == 300_000
+    with Path("/dev/null").open("rb") as nothing:
+        assert (await dsec("run", "-i", "--image", "base", "--", "cat", stdin=nothing)).out == ""
+
+
 async def test_create_exec_logs_and_rm(peer: Peer, dsec: Dsec) -> None:
     created = await dsec("create", "--json", "--image", "base", "--toolkit", "t1", "--memory", "64M")
     assert created.objects[0]["sandbox"] == SANDBOX

@@ -297,12 +297,19 @@ class Peer:
 
 @contextlib.asynccontextmanager
 async def peer(broker: Broker, root: Path) -> AsyncIterator[Peer]:
-    """A peer that answers while the block runs, and has ended its commands when it is left."""
+    """A peer behind a broker; see `peer_on`."""
     who = Credentials.new(Role.EDGE, node=NODE)
-    async with Wire.connect(broker.url, who) as wire, contextlib.AsyncExitStack() as stack:
-        node = Peer(wire, root)
+    async with Wire.connect(broker.url, who) as wire, peer_on(wire, root) as node:
+        yield node
+
+
+@contextlib.asynccontextmanager
+async def peer_on(bus: Bus, root: Path) -> AsyncIterator[Peer]:
+    """A peer that answers while the block runs, and has ended its commands when it is left."""
+    async with contextlib.AsyncExitStack() as stack:
+        node = Peer(bus, root)
         for subject in (*subjects.node_requests(NODE), "sandbox.*.*.*", "log.fetch.*.*"):
-            await stack.enter_async_context(serving(wire, subject, node.handle))
+            await stack.enter_async_context(serving(bus, subject, node.handle))
         try:
             yield node
         finally:

@@ -1,10 +1,12 @@
 """Commands through the client: results, retries under one operation id, typed errors."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from dsec.bus.errors import (
+    BrokerDown,
     BadId,
     Conflict,
     Failure,
@@ -15,9 +17,10 @@ from dsec.bus.errors import (
     UnknownField,
 )
 from dsec.bus.ids import exec_of
+from dsec.bus.local import Hub
 from dsec.sdk import Client, CommandFailed, Ended, Sandbox
 from dsec.sdk import link as link_module
-from tests.sdk.support import SANDBOX, Peer
+from tests.sdk.support import NODE, PRINCIPAL, PROJECT, SANDBOX, Peer, peer_on
 
 
 async def test_a_short_command_is_one_request_and_no_subscription(peer: Peer, sandbox: Sandbox) -> None:
@@ -155,3 +158,31 @@ async def test_limits_are_told_as_applied_and_lists_are_read_page_by_page(
     assert [record.sandbox async for record in client.list()] == [
         f"s-test-{number:08}" for number in range(5)
     ]
+
+
+async def test_a_client_works_over_a_bus_that_somebody_else_opened(tmp_path: Path) -> None:
+    hub = Hub()
+    async with (
+        peer_on(hub.bus(NODE), tmp_path),
+        Client.over(hub.bus(PRINCIPAL), PROJECT, PRINCIPAL) as client,
+    ):
+        sandbox = await client.create(image="base")
+        assert (await sandbox.run("seq 3; sleep 0.2; seq 4 5")).stdout == "1\n2\n3\n4\n5\n"
+
+
+async def test_a_client_that_is_not_connected_says_so() -> None:
+    with pytest.raises(BrokerDown) as caught:
+        await Client("nats://127.0.0.1:1").attach(SANDBOX)
+    assert "async with" in caught.value.message
+
+
+async def test_a_client_without_a_platform_is_told_where_it_looked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DSEC_HOME", str(tmp_path))
+    monkeypatch.delenv("DSEC_URL", raising=False)
+    monkeypatch.delenv("DSEC_CREDENTIALS", raising=False)
+    with pytest.raises(BrokerDown) as caught:
+        async with Client():
+            pytest.fail("there is no platform")
+    assert str(tmp_path) in caught.value.message
