@@ -17,6 +17,7 @@ from dsec.bus.errors import SpecError
 from dsec.bus.host import Context
 from dsec.bus.transport import Bus
 from dsec.plugins.edge.admission import Capacity
+from dsec.plugins.edge.channels import Channels
 from dsec.plugins.edge.create import Creator
 from dsec.plugins.edge.ending import Ending
 from dsec.plugins.edge.heartbeat import beat
@@ -46,13 +47,14 @@ class Edge:
             node = await _node(bus, context, stack)
             reader = await stack.enter_async_context(DirectGet.running(bus))
             ending = Ending(node)
-            await Recovery(node, ending, reader).run()
+            channels = Channels(node, ending)
+            await Recovery(node, ending, channels, reader).run()
             for driver in node.drivers.values():
                 node.tasks.spawn(watch(driver, ending), "watch")
             node.tasks.spawn(reap(node, ending), "reaper")
             if context.drain:
                 stack.push_async_callback(ending.drain)
-            await stack.enter_async_context(Service(node, Creator(node), ending).serving())
+            await stack.enter_async_context(Service(node, Creator(node, channels), ending).serving())
             node.tasks.spawn(beat(node), "heartbeat")
             yield
 

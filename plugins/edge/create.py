@@ -18,6 +18,7 @@ from dsec.bus.handlers import in_time, ok
 from dsec.bus.messages import NodeCreate, Record, State
 from dsec.bus.spec import Limits
 from dsec.plugins.edge.admission import admit, applied, load
+from dsec.plugins.edge.channels import Channels
 from dsec.plugins.edge.node import Node
 from dsec.plugins.edge.undo import Undo, undoing
 
@@ -28,8 +29,9 @@ AT_ONCE = 16
 class Creator:
     """Creates sandboxes on one node."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, channels: Channels) -> None:
         self._node = node
+        self._channels = channels
         self._gate = asyncio.Semaphore(AT_ONCE)
 
     async def create(self, order: NodeCreate) -> bytes:
@@ -90,6 +92,7 @@ class Creator:
             await node.journal.live(record, handle, key, answer)
             node.sandboxes.add(held)
             undo.keep()
+        self._channels.watch(held)
         node.sandboxes.publish(record, "created")
         return answer
 

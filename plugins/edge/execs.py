@@ -17,13 +17,13 @@ from dsec.bus.ids import exec_of
 from dsec.bus.messages import GrantCredit, SignalExec, StartExec, WriteStdin
 from dsec.plugins.edge.admission import DEFAULT_LOG_BYTES
 from dsec.plugins.edge.execlog import ExecLog
+from dsec.plugins.edge.leader import SIGKILL
 from dsec.plugins.edge.node import Node
 from dsec.plugins.edge.running import Running
 from dsec.plugins.edge.sandboxes import Sandbox
 from dsec.plugins.edge.trajectory import Entry
 
 PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-SIGKILL: Final = 9
 
 
 class Execs:
@@ -77,9 +77,10 @@ class Execs:
         subject = subjects.exec_stream(sandbox.record.project, sandbox.id, entry.exec)
         log = ExecLog(self._node.appender, subject, entry.log)
         base = sandbox.spools / entry.exec
-        running = Running(entry, command, log, base, sandbox.desk, sandbox.oom_killed)
+        running = Running(
+            entry, command, log, base, sandbox.desk, lambda: sandbox.running.pop(entry.exec, None)
+        )
         sandbox.running[entry.exec] = running
-        running.when_released(lambda: sandbox.running.pop(entry.exec, None))
         return running
 
     def _entry(self, sandbox: Sandbox, exec_: str, request: StartExec) -> Entry:
@@ -119,9 +120,9 @@ class Execs:
         """Signal the leader, or kill the tree."""
         running = self._running(call)
         if not request.tree:
-            await running.command.signal(request.signum)
+            await running.leader.command.signal(request.signum)
         elif request.signum == SIGKILL:
-            await running.command.kill_tree()
+            await running.leader.command.kill_tree()
         else:
             raise SpecError("only SIGKILL reaches a whole tree", field="signum")
         return ok()

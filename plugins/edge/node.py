@@ -75,8 +75,8 @@ class Node:
             trajectory = Trajectory(home / "trajectory.jsonl")
         env = {**record.spec.env, **self._secrets(record.sandbox)}
         driver = self.drivers[handle.driver]
-        desk = Desk(self.tasks, self.scratch, trajectory)
-        sandbox = Sandbox(record, handle, driver, guest, home, spools, trajectory, desk, env)
+        sandbox = Sandbox(record, handle, driver, guest, home, spools, trajectory, env)
+        sandbox.desk = Desk(self.tasks, self.scratch, trajectory, sandbox.oom_killed)
         sandbox.logs = {entry.exec: entry.log for entry in trajectory.entries.values()}
         return sandbox
 

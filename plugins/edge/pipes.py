@@ -88,6 +88,10 @@ class Pipes:
     def ended(self) -> bool:
         return self.out.ended and self.err.ended
 
+    def unended(self) -> list[Pipe]:
+        """Those from which something may still come."""
+        return [pipe for pipe in (self.out, self.err) if not pipe.ended]
+
     def in_turn(self) -> tuple[Pipe, Pipe]:
         """Both, each first every other time: neither starves."""
         self._turn = not self._turn

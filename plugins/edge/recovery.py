@@ -18,6 +18,7 @@ from dsec.bus.errors import DsecError, Failure, GoneError
 from dsec.bus.frames import Frame, unpack
 from dsec.bus.handlers import ok
 from dsec.bus.messages import State
+from dsec.plugins.edge.channels import Channels
 from dsec.plugins.edge.ending import Ending, gone_key
 from dsec.plugins.edge.execs import Execs
 from dsec.plugins.edge.journal import Phase, Row
@@ -33,8 +34,9 @@ AT_ONCE = 16
 class Recovery:
     """One start of a node; `run` returns when everything is taken over or swept."""
 
-    def __init__(self, node: Node, ending: Ending, reader: DirectGet) -> None:
+    def __init__(self, node: Node, ending: Ending, channels: Channels, reader: DirectGet) -> None:
         self._node = node
+        self._channels = channels
         self._ending = ending
         self._reader = reader
         self._execs = Execs(node)
@@ -101,6 +103,7 @@ class Recovery:
             sandbox.oom_kills = await driver.oom_kills(sandbox.id)
         for exec_ in await sandbox.guest.execs():
             await self._command(sandbox, sandbox.guest, exec_)
+        self._channels.watch(sandbox)
 
     async def _failed(self, sandbox: Sandbox, error: DsecError) -> None:
         failure = Failure.INFRA if isinstance(error, GoneError) else error.failure

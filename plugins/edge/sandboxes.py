@@ -50,8 +50,8 @@ class Sandbox:
     home: Path
     spools: Path
     trajectory: Trajectory
-    desk: Desk
     env: dict[str, str]
+    desk: Desk = field(init=False)
     running: dict[str, Running] = field(default_factory=dict)
     starting: dict[str, asyncio.Future[bytes]] = field(default_factory=dict)
     logs: dict[str, int] = field(default_factory=dict)
@@ -97,7 +97,7 @@ class Sandbox:
         if self.guest is not None:
             self.guest.close()
         for running in self.running.values():
-            running.command.detach()
+            running.leader.leave()
         self.trajectory.close()
 
 

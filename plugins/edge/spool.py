@@ -60,6 +60,12 @@ class Spool:
         self.taken += moved
         return moved
 
+    def bring(self, kind: Kind, pipe: int, length: int) -> bytes:
+        """Take `length` bytes that are in `pipe`, and give back what was taken."""
+        at = self.taken
+        taken = self.take(kind, pipe, length) if length else 0
+        return os.pread(self._file, taken, at)
+
     def truncate(self) -> None:
         """Mark that everything from here on is dropped; repeatable."""
         self._mark(Kind.TRUNCATED)
