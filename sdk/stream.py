@@ -77,6 +77,8 @@ class Reader:
 
         Raises NoSuchExec, NoSuchSandbox, NodeLost, BrokerDown, DeadlineExceeded.
         """
+        if self._pumping is None and self.fold.end is None and self._failure is None:
+            self._open()
         while not self._queue:
             if self.fold.end is not None:
                 await self.close()
@@ -85,8 +87,6 @@ class Reader:
                 await self.close()
                 raise self._failure
             self._ready.clear()
-            if self._pumping is None:
-                self._open()
             await self._ready.wait()
         kind, data = self._queue.popleft()
         self.taken += len(data)
@@ -96,6 +96,7 @@ class Reader:
 
     async def close(self) -> None:
         """Stop reading; repeatable. The exec goes on, and its output goes to the log."""
+        self._behind = True  # should the owner read on later
         subscription, self._subscription = self._subscription, None
         pumping, self._pumping = self._pumping, None
         if pumping is not None:
@@ -188,12 +189,16 @@ class Reader:
         return min(FETCH_LEAST, self._credit.window // 2)
 
     async def _doze(self, now: float) -> None:
-        """Until there is something to do; a silence that lasted is a reason to look into the log."""
-        quiet = max(0.0, self._heard + self._quiet - now)
-        due = self._credit.due_in(self.taken, now) if self._gone is None else quiet
+        """Until there is something to do; a silence that lasted is a reason to look into the log.
+
+        When we are behind already, it is the consumer whom we wait for.
+        """
+        waits = [] if self._behind else [max(0.0, self._heard + self._quiet - now)]
+        if self._gone is None:
+            waits.append(self._credit.due_in(self.taken, now))
         self._wake.clear()
         try:
-            async with asyncio.timeout(max(0.001, min(due, quiet))):
+            async with asyncio.timeout(min(waits, default=None)):
                 await self._wake.wait()
         except TimeoutError:
             silence = asyncio.get_running_loop().time() - self._heard

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from dsec.bus.errors import (
-    BrokerDown,
     BadId,
+    BrokerDown,
     Conflict,
     Failure,
     NoSuchProgram,

@@ -8,6 +8,7 @@ import hashlib
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -99,9 +100,19 @@ async def test_a_reader_that_stops_is_sent_its_window_and_no_more(peer: Peer, sa
     await asyncio.sleep(0.3)
     assert log.offset <= running.offset + Credit().window
     before = log.offset
-    await asyncio.sleep(0.3)
+    used = time.process_time()
+    await asyncio.sleep(0.5)
     assert log.offset == before
+    assert time.process_time() - used < 0.1  # it waits, it does not spin
     await running.close()
+
+
+async def test_a_closed_handle_reads_on_where_it_stopped(sandbox: Sandbox) -> None:
+    running = await sandbox.start(COUNT.format(n=20_000) + "; sleep 0.3; echo last")
+    taken = await anext(running) + await anext(running)
+    await running.close()
+    await asyncio.sleep(0.1)
+    assert taken + (await running.wait()).stdout_bytes == expected(20_000) + b"last\n"
 
 
 async def test_what_a_node_sends_beyond_the_window_is_not_kept(client: Client, peer: Peer) -> None:
