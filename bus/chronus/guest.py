@@ -25,6 +25,7 @@ from dsec.bus.errors import AgentCrippled, Conflict, InfraError, NoSuchExec, Spe
 __all__ = ["Command", "Exec", "Exit", "Guest"]
 
 PATIENCE: Final = 60.0  # s without an answer to the oldest request until the agent counts as crippled
+EXECS_MAX: Final = 100_000
 _ID_MASK: Final = 0xFFFF_FFFF
 _COUNTS: Final = struct.Struct("<II")
 _NUMBER: Final = struct.Struct("<I")
@@ -107,7 +108,9 @@ class Guest(Files):
             reply = self._succeeded(await self._submit(Op.EXECS, _NUMBER.pack(len(found))))
             names = self._strings(reply)
             found += names
-            more = bool(reply.flags & Flag.MORE) and bool(names)
+            more = bool(reply.flags & Flag.MORE)
+            if more and (not names or len(found) > EXECS_MAX):
+                raise self._malformed("execs without an end")
         return found
 
     async def attach(self, exec_id: str) -> Exec:
@@ -117,9 +120,15 @@ class Guest(Files):
         """
         if exec_id in self._execs:
             return self._execs[exec_id]
-        reply = await self._submit(Op.ATTACH, text(exec_id))
+        reply = await _kept(self._submit(Op.ATTACH, text(exec_id)))
         if reply.error:
             raise NoSuchExec(f"exec {exec_id}: {explain(reply.error)}", field="exec")
+        if exec_id in self._execs:  # attached twice at once
+            close_all(reply.descriptors)
+            return self._execs[exec_id]
+        return self._adopt(exec_id, reply)
+
+    def _adopt(self, exec_id: str, reply: Reply) -> Exec:
         try:
             pipes = Pipes.attached(reply.descriptors, stdin=bool(reply.flags & Flag.STDIN))
             ended = protocol.parse_exit(reply.body)[0] if reply.flags & Flag.EXITED else None
@@ -259,6 +268,16 @@ async def _prepare(cgroup: ExecCgroup, *, stdin: bool) -> Pipes:
         return Pipes.make(cgroup.open_procs(), stdin=stdin)
     except InfraError:
         await cgroup.remove(empty=True)
+        raise
+
+
+async def _kept(future: asyncio.Future[Reply]) -> Reply:
+    """The reply; its descriptors are closed when the caller is cancelled just as it comes."""
+    try:
+        return await future
+    except asyncio.CancelledError:
+        if future.done() and not future.cancelled() and future.exception() is None:
+            close_all(future.result().descriptors)
         raise
 
 

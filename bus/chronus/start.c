@@ -26,7 +26,7 @@ struct command {
 };
 
 static int null_input = -1;
-static int oom_score = -1; /* opened while this process was dumpable: afterwards root inside may not */
+static int oom_score = -1; /* this process's oom_score_adj, held open */
 static int own_score;
 static struct rlimit nofile;
 
@@ -53,8 +53,8 @@ int start_prepare(const char *limit) {
     return setrlimit(RLIMIT_NOFILE, &own);
 }
 
-/* The score is inherited at the fork and changed for just so long: raising it afterwards, in the child or from
- * here, would need /proc files that a process which is not dumpable may not open. */
+/* The score is inherited, so it is raised around the fork: no process inside is ever born with this one's. Lowering
+ * this one's instead would need a privilege, and the inside would inherit the right to go as low. */
 pid_t fork_guarded(void) {
     set_score(own_score + PREFERRED_VICTIM);
     pid_t pid = fork();

@@ -47,6 +47,7 @@ async def test_a_running_command_goes_on_and_its_end_is_told_to_the_new_connecti
     async with box.guest() as second:
         found = await second.attach(exec_id)
         assert await second.attach(exec_id) is found
+        assert (await sh(second, "echo others run")) == "others run"
         assert not found.exited.done()
         assert found.stdin is not None
         os.write(found.stdin, b"hello\n")
@@ -100,6 +101,26 @@ async def test_an_exec_that_does_not_exist_or_was_released_cannot_be_attached(bo
         await started.release()
         with pytest.raises(NoSuchExec):
             await guest.attach(started.id)
+
+
+async def test_attaching_twice_at_once_or_being_cancelled_leaks_no_descriptor(box: Inside) -> None:
+    async with box.guest() as first:
+        started = await first.start(new_id(), Command(("sleep", "60")))
+        started.detach()
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 (as procfs has it)
+    for turns in range(6):
+        async with box.guest() as guest:
+            task = asyncio.create_task(guest.attach(started.id))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            one, two = await asyncio.gather(guest.attach(started.id), guest.attach(started.id))
+            assert one is two
+            one.detach()
+    assert len(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208 (as procfs has it)
+    async with box.guest() as last:
+        await (await last.attach(started.id)).release()
 
 
 async def test_fifty_reconnections_leave_no_descriptor_behind(box: Inside) -> None:

@@ -222,6 +222,14 @@ async def test_a_flood_of_ends_nobody_waits_for_closes_the_channel(tmp_path: Pat
             await guest.execs()
 
 
+async def test_a_list_of_execs_without_an_end_is_not_read_for_ever(tmp_path: Path) -> None:
+    body = b"e-1\0" * 15_000
+    answer: Answer = lambda out, data: _send(out, reply(data, flags=Flag.MORE, body=body))  # noqa: E731 (short)
+    async with taken_over(tmp_path, answer) as guest:
+        with pytest.raises(AgentCrippled, match="without an end"):
+            await asyncio.wait_for(guest.execs(), 10)
+
+
 async def test_a_byte_stream_is_not_taken_for_a_channel_with_descriptors(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs, pytest.raises(Unsupported):
