@@ -34,6 +34,9 @@ class Kind(IntEnum):
     INLINE = 5
 
 
+_KINDS: Final = frozenset(Kind)
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     kind: Kind
@@ -60,7 +63,7 @@ class Frame:
 
 def unpack(raw: bytes) -> Frame:
     """The frame in `raw`. Raises InfraError when it is not one of this version."""
-    if len(raw) < HEADER.size or raw[0] != FRAME_VERSION:
+    if len(raw) < HEADER.size or raw[0] != FRAME_VERSION or raw[1] not in _KINDS:
         raise InfraError("not an exec frame of this version: upgrade the older side")
     _, kind, flags, sequence, offset, log = HEADER.unpack_from(raw)
     return Frame(Kind(kind), sequence, offset, log, raw[HEADER.size :], flags)

@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsec.bus.frames import Fold, Frame, Kind, pack_frames, pack_parts, unpack, unpack_frames
+from dsec.bus.errors import InfraError
+from dsec.bus.frames import HEADER, Fold, Frame, Kind, pack_frames, pack_parts, unpack, unpack_frames
 
 OUTPUT = st.lists(st.tuples(st.sampled_from([Kind.STDOUT, Kind.STDERR]), st.binary(min_size=1)), max_size=8)
 
@@ -55,6 +56,14 @@ def test_a_gap_is_told_and_takes_nothing(pieces: list[tuple[Kind, bytes]], data:
     before = fold.expected
     assert fold.feed(frames[missing + 1]) is None
     assert fold.expected == before
+
+
+@given(st.binary(max_size=64))
+def test_what_is_no_frame_is_a_typed_error(raw: bytes) -> None:
+    try:
+        assert unpack(raw).pack() == raw
+    except InfraError:
+        assert not raw.startswith(b"\x01") or len(raw) < HEADER.size or raw[1] > max(Kind)
 
 
 def test_an_inline_frame_holds_everything() -> None:
