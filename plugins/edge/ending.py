@@ -48,6 +48,7 @@ class Ending:
     async def _destroy(self, sandbox: Sandbox, reason: str) -> None:
         node = self._node
         await node.journal.destroying(sandbox.id)
+        sandbox.doomed = True
         sandbox.end()
         await self.sweep(sandbox.id, sandbox.handle.driver)
         record = sandbox.record.model_copy(update={"state": State.DESTROYED, "reason": reason})
@@ -67,7 +68,7 @@ class Ending:
     async def fail(self, death: Death) -> None:
         """The inside died: end what is left of it, keep record and writable layer. Repeatable."""
         sandbox = self._node.sandboxes.find(death.sandbox)
-        if sandbox is None or sandbox.ending is not None or sandbox.record.state is State.FAILED:
+        if sandbox is None or sandbox.doomed or sandbox.record.state is State.FAILED:
             return
         log.warning("%s failed (%s): %s", sandbox.id, death.failure.value, death.reason)
         await self._node.sandboxes.change(sandbox, State.FAILED, failure=death.failure, reason=death.reason)

@@ -10,7 +10,7 @@ from typing import Final
 
 from dsec.bus import subjects
 from dsec.bus.chronus.guest import Command, Exec
-from dsec.bus.errors import GoneError, NoSuchExec, SpecError
+from dsec.bus.errors import DsecError, GoneError, NoSuchExec, SpecError
 from dsec.bus.frames import FRAME_VERSION, HEADER, Kind, pack_parts
 from dsec.bus.handlers import Call, ok
 from dsec.bus.ids import exec_of
@@ -62,7 +62,11 @@ class Execs:
         data = stdin_of(request)
         entry = self._entry(sandbox, exec_, request)
         sandbox.trajectory.start(entry)
-        command = await guest.start(exec_, self._command(sandbox, request, stdin=data is not None))
+        try:
+            command = await guest.start(exec_, self._command(sandbox, request, stdin=data is not None))
+        except DsecError:
+            sandbox.trajectory.failed(exec_)
+            raise
         sandbox.logs[exec_] = entry.log
         running = self.run(sandbox, entry, command)
         if data is not None:

@@ -89,7 +89,7 @@ class Journal:
         thread.start()
         try:
             await journal._do(("UPDATE meta SET epoch = epoch + 1", ()), durable=True)
-            await journal._do(("DELETE FROM answers WHERE time < ?", (time.time() - ANSWERS_KEPT,)))
+            await journal.expire()
             ((journal.epoch,),) = await journal._do(("SELECT epoch FROM meta", ()))
             yield journal
         finally:
@@ -139,6 +139,10 @@ class Journal:
         """The first answer of an operation, if there was one."""
         found = await self._do(("SELECT answer FROM answers WHERE key = ?", (key,)))
         return bytes(found[0][0]) if found else None
+
+    async def expire(self) -> None:
+        """Forget answers older than `ANSWERS_KEPT`."""
+        await self._do(("DELETE FROM answers WHERE time < ?", (time.time() - ANSWERS_KEPT,)))
 
     async def rows(self) -> list[Row]:
         """All sandboxes, as a restarted node finds them."""

@@ -15,10 +15,13 @@ from dsec.plugins.edge.sandboxes import Sandbox
 log = logging.getLogger(__name__)
 
 EVERY = 0.5
+EXPIRE_EVERY = 3600.0
 
 
 def due(sandbox: Sandbox, *, now: float, monotonic: float) -> str | None:
     """Why a sandbox is to be destroyed, if it is. `now` is unix seconds. Commands that run are use."""
+    if sandbox.doomed:
+        return "its destroy failed and is tried again"
     if now * 1000 >= sandbox.record.expires:
         return "its time to live is over"
     idle = sandbox.record.spec.idle_ttl
@@ -29,7 +32,11 @@ def due(sandbox: Sandbox, *, now: float, monotonic: float) -> str | None:
 
 async def reap(node: Node, ending: Ending) -> None:
     """Destroy what is due, for as long as the node runs."""
+    expiry = time.monotonic() + EXPIRE_EVERY
     while True:
+        if time.monotonic() >= expiry:
+            await node.journal.expire()
+            expiry = time.monotonic() + EXPIRE_EVERY
         for sandbox in node.sandboxes:
             if sandbox.running:
                 sandbox.used = time.monotonic()

@@ -14,7 +14,7 @@ from dsec.bus import subjects
 from dsec.bus.chronus.guest import Guest
 from dsec.bus.directget import DirectGet
 from dsec.bus.driver import CountsOom, Death
-from dsec.bus.errors import DsecError, Failure, GoneError
+from dsec.bus.errors import DsecError, Failure, GoneError, InfraError
 from dsec.bus.frames import Frame, unpack
 from dsec.bus.handlers import ok
 from dsec.bus.messages import State
@@ -29,6 +29,8 @@ from dsec.plugins.edge.sandboxes import Sandbox
 log = logging.getLogger(__name__)
 
 AT_ONCE = 16
+PAUSE = 0.3
+"""Seconds between attempts to read the log."""
 
 
 class Recovery:
@@ -101,8 +103,10 @@ class Recovery:
         sandbox.guest = await Guest.connect(await driver.channel(sandbox.id))
         if isinstance(driver, CountsOom):
             sandbox.oom_kills = await driver.oom_kills(sandbox.id)
-        for exec_ in await sandbox.guest.execs():
+        kept = await sandbox.guest.execs()
+        for exec_ in kept:
             await self._command(sandbox, sandbox.guest, exec_)
+        await self._never_started(sandbox, set(kept))
         self._channels.watch(sandbox)
 
     async def _failed(self, sandbox: Sandbox, error: DsecError) -> None:
@@ -125,10 +129,24 @@ class Recovery:
         if not running.resume(last):
             self._node.tasks.spawn(_begin(running), f"start of {exec_}")
 
+    async def _never_started(self, sandbox: Sandbox, kept: set[str]) -> None:
+        """Execs that were journalled only: a repeated start shall start them."""
+        for exec_, entry in sandbox.trajectory.entries.items():
+            if not entry.ended and exec_ not in kept and await self._last(sandbox, exec_) is None:
+                sandbox.trajectory.failed(exec_)
+                del sandbox.logs[exec_]
+
     async def _last(self, sandbox: Sandbox, exec_: str) -> Frame | None:
+        """The last stored record. Waits for the broker: its outage fails no sandbox."""
         subject = subjects.exec_stream(sandbox.record.project, sandbox.id, exec_)
-        stored = await self._reader.last("EXEC", subject)
-        return None if stored is None else unpack(stored.data)
+        while True:
+            try:
+                stored = await self._reader.last("EXEC", subject)
+            except InfraError as error:
+                log.warning("%s: the log cannot be read, trying again: %s", sandbox.id, error)
+                await asyncio.sleep(PAUSE)
+            else:
+                return None if stored is None else unpack(stored.data)
 
 
 async def _begin(running: Running) -> None:

@@ -57,6 +57,8 @@ class Sandbox:
     logs: dict[str, int] = field(default_factory=dict)
     used: float = field(default_factory=time.monotonic)
     oom_kills: int = 0
+    doomed: bool = False
+    """A destroy has begun: should it fail, it is tried again."""
     ending: asyncio.Task[None] | None = None
     switching: asyncio.Lock = field(default_factory=asyncio.Lock)
 

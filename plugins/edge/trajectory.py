@@ -37,9 +37,8 @@ class Trajectory:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.entries = {entry.exec: entry for entry in _read(path)}
+        self.entries, self._last = _read(path)
         """The execs that a former process journalled; new ones are not added."""
-        self._last = max((entry.log for entry in self.entries.values()), default=0)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         if _torn(path):
             os.write(self._file, b"\n")
@@ -64,6 +63,10 @@ class Trajectory:
             }
         )
 
+    def failed(self, exec_: str) -> None:
+        """It could not be started, and may be tried again under the same id."""
+        self._append({"exec": exec_, "failed": True})
+
     def end(self, exec_: str, ended: bytes) -> None:
         """After its last record is stored; `ended` is an ExecEnd as JSON."""
         self._append({"exec": exec_, "ended": orjson.Fragment(ended)})
@@ -81,18 +84,23 @@ class Trajectory:
             os.write(self._file, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 
 
-def _read(path: Path) -> list[Entry]:
+def _read(path: Path) -> tuple[dict[str, Entry], int]:
+    """The execs by id, and the highest number that was given."""
     entries: dict[str, Entry] = {}
+    last = 0
     for raw in path.read_bytes().splitlines() if path.exists() else []:
         try:
             line = orjson.loads(raw)
         except orjson.JSONDecodeError:
             continue
-        if "ended" not in line:
-            entries[line["exec"]] = Entry(**line)
+        if "log" in line:
+            entries[line["exec"]] = entry = Entry(**line)
+            last = max(last, entry.log)
+        elif "failed" in line:
+            entries.pop(line["exec"], None)
         elif line["exec"] in entries:
             entries[line["exec"]].ended = line["ended"]
-    return list(entries.values())
+    return entries, last
 
 
 def _torn(path: Path) -> bool:

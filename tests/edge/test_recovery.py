@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from dsec.bus import ids
 from dsec.bus.errors import DsecError, Failure
 from dsec.bus.home import Home
 from dsec.bus.messages import State
+from dsec.plugins.edge.trajectory import Entry, Trajectory
 from dsec.plugins.images import ErofsImages
 from dsec.plugins.images.base import base_image
 from dsec.sdk import Client, Sandbox
@@ -41,6 +43,21 @@ async def test_a_restarted_edge_goes_on_with_sandboxes_and_commands(site: Site) 
             assert (await sandbox.run(["true"])).log == 2
             assert (await idle.run(["true"])).log == 1
         assert traces(site, sandbox.id) == traces(site, idle.id) == []
+
+
+async def test_a_command_that_was_journalled_and_never_forked_starts_on_a_retry(site: Site) -> None:
+    async with site.client() as client:
+        async with site.edge():
+            sandbox = await client.create(backend="container", image="base")
+            assert (await sandbox.run("echo x >>/n", key="ran")).code == 0
+        trajectory = Trajectory(site.home / "sandboxes" / sandbox.id / "trajectory.jsonl")
+        lost = Entry(trajectory.take_number(), ids.exec_of("lost"), ["true"], 1.0, None, 1024)
+        trajectory.start(lost)  # as a node that is killed before the fork leaves it
+        trajectory.close()
+        async with site.edge(drain=True):
+            assert (await sandbox.run("echo x >>/n; cat /n", key="lost")).stdout == "x\nx\n"
+            assert (await sandbox.run("echo x >>/n", key="ran")).stdout == ""
+            assert (await sandbox.run(["cat", "/n"])).stdout == "x\nx\n"
 
 
 async def test_a_sandbox_that_died_meanwhile_is_failed(site: Site) -> None:
@@ -134,9 +151,8 @@ async def test_a_fast_stream_is_complete_over_kills_of_edge_and_broker(halves: H
         running = await sandbox.start("seq 3000000")
         reading = asyncio.create_task(running.wait())
         await asyncio.sleep(0.05)
-        await halves.restart_edge()
-        await asyncio.sleep(0.05)
         os.kill(int(halves.control.ready["broker_pid"]), signal.SIGKILL)
+        await halves.restart_edge()
         result = await reading
         assert result.code == 0
         assert result.stdout_bytes == b"".join(b"%d\n" % i for i in range(1, 3_000_001))

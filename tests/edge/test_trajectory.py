@@ -49,3 +49,14 @@ def test_a_closed_trajectory_takes_nothing_and_closes_again(tmp_path: Path) -> N
     closed.close()
     closed.start(entry(1))
     assert (tmp_path / "t").read_bytes() == b""
+
+
+def test_a_command_that_could_not_start_is_not_found_and_its_number_not_reused(tmp_path: Path) -> None:
+    first = Trajectory(tmp_path / "t")
+    first.start(entry(first.take_number()))
+    first.failed("e-0001")
+    first.close()
+    second = Trajectory(tmp_path / "t")
+    assert second.entries == {}
+    assert second.take_number() == 2
+    second.close()
