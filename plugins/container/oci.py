@@ -5,6 +5,7 @@ Format: https://github.com/opencontainers/runtime-spec/blob/main/config.md
 
 from __future__ import annotations
 
+import resource
 from base64 import b64encode
 from collections.abc import Mapping
 from pathlib import Path
@@ -90,16 +91,20 @@ def render(
     )
 
 
+_AGENTS_FILES: Final = min(1 << 20, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+"""Descriptors of chronus, which keeps some for each command; it sets the sandbox's own limit for commands."""
+
+
 def _process(nofile: int, oom_score_adj: int) -> dict[str, Any]:
     return {
         "terminal": False,
         "user": {"uid": 0, "gid": 0, "umask": 0o022},
-        "args": [AGENT],
+        "args": [AGENT, str(nofile)],
         "env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
         "cwd": "/",
         "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), CAPABILITIES),
         "rlimits": [
-            {"type": "RLIMIT_NOFILE", "soft": nofile, "hard": nofile},
+            {"type": "RLIMIT_NOFILE", "soft": _AGENTS_FILES, "hard": _AGENTS_FILES},
             {"type": "RLIMIT_CORE", "soft": 0, "hard": 0},
         ],
         # sudo and su inside work: their root is the user namespace's, which is nobody on the host

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 
 import pytest
@@ -90,4 +91,12 @@ class IsolationSuite:
 
     async def test_the_descriptor_limit_holds(self, client: Client, backend: str) -> None:
         async with client.sandbox(backend=backend, image="base", limits={"nofile": 64}) as small:
-            assert (await small.run("ulimit -n; ulimit -Hn")).stdout == "64\n64\n"
+            told = await small.run("ulimit -n; ulimit -Hn; ulimit -n 65 || echo no")
+            assert told.stdout == "64\n64\nno\n"
+
+    async def test_a_small_descriptor_limit_does_not_limit_the_number_of_commands(
+        self, client: Client, backend: str
+    ) -> None:
+        async with client.sandbox(backend=backend, image="base", limits={"nofile": 16}) as small:
+            results = await asyncio.gather(*(small.run("sleep 0.5") for _ in range(30)))
+            assert all(result.ok for result in results)
