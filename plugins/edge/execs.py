@@ -10,7 +10,7 @@ from typing import Final
 
 from dsec.bus import subjects
 from dsec.bus.chronus.guest import Command, Exec
-from dsec.bus.errors import DsecError, GoneError, NoSuchExec, SpecError
+from dsec.bus.errors import DsecError, GoneError, LimitError, NoSuchExec, SpecError
 from dsec.bus.frames import FRAME_VERSION, HEADER, Kind, pack_parts
 from dsec.bus.handlers import Call, ok
 from dsec.bus.ids import exec_of
@@ -88,14 +88,14 @@ class Execs:
         return running
 
     def _entry(self, sandbox: Sandbox, exec_: str, request: StartExec) -> Entry:
-        allowed = sandbox.record.applied.log_bytes or DEFAULT_LOG_BYTES
+        quota = quota_of(request.log_bytes, sandbox.record.applied.log_bytes or DEFAULT_LOG_BYTES)
         return Entry(
             log=sandbox.trajectory.take_number(),
             exec=exec_,
             argv=list(request.argv),
             started=time.time(),
             timeout=request.timeout,
-            quota=min(request.log_bytes or allowed, allowed),
+            quota=quota,
             detach=request.detach,
             stdin_open=request.stdin_open,
         )
@@ -155,6 +155,13 @@ class Execs:
         stdin = running.stdin
         assert stdin is not None
         self._node.tasks.spawn(stdin.feed(data, eof=eof), f"stdin of {running.entry.exec}")
+
+
+def quota_of(asked: int | None, allowed: int) -> int:
+    """Bytes of output to capture. Raises LimitError when more is asked for than the sandbox has."""
+    if asked is not None and asked > allowed:
+        raise LimitError(f"the sandbox allows {allowed} bytes of output per command", field="log_bytes")
+    return asked or allowed
 
 
 def stdin_of(request: StartExec) -> bytes | None:

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from dsec.bus import ids, subjects
-from dsec.bus.errors import NoSuchExec, NoSuchProgram, NoSuchSandbox, SpecError
+from dsec.bus.errors import LimitError, NoSuchExec, NoSuchProgram, NoSuchSandbox, SpecError
 from dsec.bus.frames import Kind, unpack
 from dsec.bus.handlers import result
 from dsec.bus.messages import Ended
@@ -53,6 +53,12 @@ async def test_case_14_truncation_is_exact(site: Site, sandbox: Sandbox, quota: 
     records = await stored(site.stack, "EXEC", log_of(sandbox, done.exec))
     marks = [record for record in records if unpack(record.data).kind is Kind.TRUNCATED]
     assert len(marks) == (more > 0 and quota + more > 32 * 1024)
+
+
+async def test_more_output_than_the_sandbox_allows_is_refused(sandbox: Sandbox) -> None:
+    with pytest.raises(LimitError) as caught:
+        await sandbox.run(["true"], log_bytes=1 << 40)
+    assert caught.value.field == "log_bytes"
 
 
 async def test_a_command_past_its_quota_runs_on(sandbox: Sandbox) -> None:
