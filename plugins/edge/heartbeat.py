@@ -1,10 +1,15 @@
-"""The node's heartbeat: once a second, totals only."""
+"""The node's heartbeat: totals only, once a second, and soon after what it promised has changed.
+
+The scheduler counts its own placements until a heartbeat shows them; a node whose sandboxes come and go
+within the second would look full by placements that are long gone.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
+from typing import Final
 
 from dsec.bus import subjects
 from dsec.bus.driver import CanPause, Driver
@@ -13,7 +18,9 @@ from dsec.bus.messages import Heartbeat
 from dsec.plugins.edge.admission import load
 from dsec.plugins.edge.node import Node
 
-EVERY = 1.0
+EVERY: Final = 1.0
+SOONEST: Final = 0.1
+"""Seconds that lie between two heartbeats, at the most and at the least."""
 
 
 def capabilities(driver: Driver) -> list[str]:
@@ -39,9 +46,12 @@ def heartbeat(node: Node) -> Heartbeat:
 
 
 async def beat(node: Node) -> None:
-    """Tell it every second, for as long as the node runs."""
-    subject = subjects.node_heartbeat(node.name)
+    """Tell it for as long as the node runs."""
+    subject, changed = subjects.node_heartbeat(node.name), node.sandboxes.changed
     while True:
+        changed.clear()
         with contextlib.suppress(InfraError):  # not connected: silence is what the watcher needs to hear
             await node.bus.publish(subject, heartbeat(node).model_dump_json().encode())
-        await asyncio.sleep(EVERY)
+        await asyncio.sleep(SOONEST)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(changed.wait(), EVERY - SOONEST)

@@ -111,6 +111,8 @@ class Sandboxes:
         self._appender = appender
         self._table: dict[str, Sandbox] = {}
         self._reserved: dict[str, Limits] = {}
+        self.changed = asyncio.Event()
+        """Set when what is promised may have changed; whoever tells it on clears it."""
 
     def __iter__(self) -> Iterator[Sandbox]:
         return iter(list(self._table.values()))
@@ -137,9 +139,11 @@ class Sandboxes:
     def reserve(self, sandbox: str, limits: Limits) -> None:
         """Promise resources to a sandbox that is being created."""
         self._reserved[sandbox] = limits
+        self.changed.set()
 
     def unreserve(self, sandbox: str) -> None:
         self._reserved.pop(sandbox, None)
+        self.changed.set()
 
     def promised(self) -> Iterable[Limits]:
         """The limits of everything live or coming."""
@@ -152,6 +156,7 @@ class Sandboxes:
 
     def remove(self, sandbox: str) -> None:
         self._table.pop(sandbox, None)
+        self.changed.set()
 
     async def change(
         self, sandbox: Sandbox, state: State, *, failure: Failure | None = None, reason: str = ""

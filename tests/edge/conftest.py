@@ -41,6 +41,7 @@ async def site(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> AsyncI
     async with support.control_plane(stack):
         yield Site(stack, images, driver, path / "edge")
     await images.close()
+    await driver.close()
 
 
 @pytest.fixture
