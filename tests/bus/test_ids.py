@@ -34,5 +34,5 @@ def test_no_id_of_any_kind_has_a_token_separator_or_wildcard(value: str) -> None
 
 def test_the_same_start_operation_names_the_same_exec() -> None:
     assert ids.exec_of("abc") == ids.exec_of("abc")
-    assert ids.exec_of("abc") != ids.exec_of("abd")
+    assert ids.exec_of("abc") != ids.exec_of("abc2")
     ids.check("exec", ids.exec_of("abc"))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from examples.swe_rollouts import material
 from examples.swe_rollouts.agents import AGENTS, WORTH, cheating_files, functions, halved
 from examples.swe_rollouts.recount import bench, passed
 from examples.swe_rollouts.tasks import TASKS, Expected, Task, load_expected
-from hypothesis import given
-from hypothesis import strategies as st
 
 LINES = st.lists(st.sampled_from([b"a\n", b"b\n", b"c\n", b"d\n"]), max_size=12).map(b"".join)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from examples.swe_rollouts import cheating, material
 from examples.swe_rollouts.verdict import CANARY_SOURCE, Report, canary_ids, judge, parse_report
 

@@ -12,13 +12,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+
+from dsec.sdk.sandbox import Sandbox
 from examples.swe_rollouts import installation, material
 from examples.swe_rollouts.__main__ import main
 from examples.swe_rollouts.agents import cheating_files, lure, reference, replace_programs, spoiled
 from examples.swe_rollouts.rollout import Gate, Outcome, Plan, Trainer
 from examples.swe_rollouts.tasks import TASKS, Task
-
-from dsec.sdk.sandbox import Sandbox
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[2]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from examples.swe_rollouts import material
-from examples.swe_rollouts.tasks import TASKS, Release, Task
 
 from dsec.bus.errors import InfraError
+from examples.swe_rollouts import material
+from examples.swe_rollouts.tasks import TASKS, Release, Task
 
 each_task = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 

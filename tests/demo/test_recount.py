@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from examples.swe_rollouts.recount import choose, even, recount
-from examples.swe_rollouts.tasks import TASKS, load_expected
 from hypothesis import given
 from hypothesis import strategies as st
+
+from examples.swe_rollouts.recount import choose, even, recount
+from examples.swe_rollouts.tasks import TASKS, load_expected
 
 RESULT = st.tuples(
     st.sampled_from(["passed", "failed", "skipped", "xfail", "error"]), st.floats(0, 0.1, allow_nan=False)

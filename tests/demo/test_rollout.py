@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+
 from examples.swe_rollouts import report
 from examples.swe_rollouts.__main__ import options, plans
 from examples.swe_rollouts.rollout import Gate, Outcome

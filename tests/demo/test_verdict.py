@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 
-from examples.swe_rollouts.verdict import TESTS_FAILED, Report, canary_ids, judge, parse_report
 from hypothesis import given
 from hypothesis import strategies as st
+
+from examples.swe_rollouts.verdict import TESTS_FAILED, Report, canary_ids, judge, parse_report
 
 CANARIES = canary_ids("tests", "test_0123")
 OUTCOMES = ("passed", "failed", "skipped", "xfail", "error")
