@@ -36,7 +36,7 @@ chronus: venv ## the agent inside, static, compiled once into the cache
 	@echo "setup: chronus is $$($(BIN)/python -m dsec.bus.chronus.build)"
 
 base: venv ## the base image, made once into the cache and verified at each use
-	@echo "setup: base image is $$($(BIN)/python -m dsec.plugins.images.base)"
+	@echo "setup: base image is $$($(BIN)/python -m dsec.plugins.images)"
 
 demo: setup ## the main job: rollouts of real software tasks on containers -> build/demo/report.json
 	$(BIN)/python -m examples.swe_rollouts --report build/demo/report.json

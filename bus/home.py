@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dsec.bus.errors import AlreadyRunning, BrokerDown
+from dsec.bus.errors import AlreadyRunning, BrokerDown, Unauthenticated
 from dsec.bus.files import write_private
 
 DEFAULT: Final = "/var/lib/dsec"
@@ -68,11 +68,19 @@ class Home:
         write_private(self.path / "up.json", json.dumps(ready) + "\n")
 
     def ready(self) -> dict[str, Any]:
-        """What `announce` left. Raises BrokerDown when nothing was ever started here."""
+        """What `announce` left. Raises BrokerDown when nothing was ever started here, Unauthenticated when
+        it is not ours to read.
+        """
         try:
             return dict(json.loads((self.path / "up.json").read_text(encoding="utf-8")))
+        except PermissionError as error:
+            raise Unauthenticated(
+                f"{self.path} belongs to another user: set DSEC_URL and DSEC_CREDENTIALS"
+            ) from error
         except (OSError, ValueError) as error:
-            raise BrokerDown(f"nothing runs on {self.path}: start it with `dsec up --home …`") from error
+            raise BrokerDown(
+                f"nothing runs on {self.path}: start it with `dsec up --home {self.path}`"
+            ) from error
 
     @contextlib.contextmanager
     def held(self, what: str) -> Iterator[None]:

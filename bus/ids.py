@@ -32,7 +32,7 @@ _ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz0123456789"
 def check(kind: str, value: str) -> str:
     """`value`, if it is an id of `kind` (a key of `PATTERNS`). Raises BadId naming `kind`."""
     if PATTERNS[kind].fullmatch(value) is None:
-        raise BadId(f"{value!r} is not a {kind} id", field=kind)
+        raise BadId(f"{value!r} is no {kind} id", field=kind)
     return value
 
 
@@ -55,7 +55,7 @@ def node_of(sandbox: str) -> str:
     """The node that a sandbox id carries. Raises BadId."""
     match = PATTERNS["sandbox"].fullmatch(sandbox)
     if match is None:
-        raise BadId(f"{sandbox!r} is not a sandbox id", field="sandbox")
+        raise BadId(f"{sandbox!r} is no sandbox id", field="sandbox")
     return "n-" + match["node"]
 
 

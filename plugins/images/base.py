@@ -2,7 +2,7 @@
 
 Packages come from the Debian sources that the host's own apt uses, other sources of the host are left out.
 The image is kept in a cache outside the checkout with its sha256 beside it; it is verified on every use and
-built again when it is wrong. `python -m dsec.plugins.images.base` builds or verifies it and prints its path.
+built again when it is wrong. `python -m dsec.plugins.images` builds or verifies it and prints its path.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ import fcntl
 import hashlib
 import os
 import re
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Final
 
-from dsec.bus.errors import DsecError, MissingTool
+from dsec.bus.errors import MissingTool
 from dsec.plugins.images import erofs, threads, tree
 
 NAME: Final = "debian-12-python"
@@ -158,18 +157,3 @@ def _publish(built: Path, image: Path) -> None:
     digest.replace(_digest_file(image))
     built.replace(image)
     tree.sync(image.parent)
-
-
-def main() -> int:
-    """Build or verify; progress on stderr, the path on stdout."""
-    try:
-        image = asyncio.run(base_image(lambda line: print(line, file=sys.stderr)))  # noqa: T201  (a command)
-    except DsecError as error:
-        print(f"{NAME}: {error.message}", file=sys.stderr)  # noqa: T201  (a command)
-        return 1
-    print(image)  # noqa: T201  (a command's answer)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

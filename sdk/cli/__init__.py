@@ -2,7 +2,8 @@
 
 `register` adds its parser and sets `handler`, a function (plain or async) from the parsed arguments to the
 exit code. Results go to standard output (`--json`: one JSON object a line), progress and errors to standard
-error; a typed error prints `error: code: message` and exits with 2.
+error. A typed error prints `error: code: message` and exits with 2, or with 125 where the exit code is
+otherwise that of a command inside (`run`, `exec`, `logs`).
 """
 
 from __future__ import annotations
@@ -10,14 +11,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
+import importlib.metadata
 import inspect
 import logging
+import os
+import signal
 import sys
 from collections.abc import Awaitable, Sequence
 from typing import Final
 
 from dsec.bus.errors import DsecError
 from dsec.sdk.cli.output import fail
+
+ERROR_CODE: Final = 2
+INTERRUPTED: Final = 128 + signal.SIGINT
+READER_GONE: Final = 128 + signal.SIGPIPE
 
 COMMANDS: Final = (
     "up",
@@ -43,6 +51,7 @@ def parser(commands: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="dsec", description="Sandboxes by the thousand for agent-training jobs."
     )
+    top.add_argument("--version", action="version", version=importlib.metadata.version("opendsec"))
     subparsers = top.add_subparsers(required=True, metavar="command")
     for name in commands:
         importlib.import_module(f"dsec.sdk.cli.{name}").register(subparsers)
@@ -56,11 +65,17 @@ def main(argv: list[str] | None = None) -> int:
     args = parser([words[0]] if words and words[0] in COMMANDS else COMMANDS).parse_args(words)
     try:
         outcome: Awaitable[int | None] | int | None = args.handler(args)
-        return (asyncio.run(_awaited(outcome)) if inspect.isawaitable(outcome) else outcome) or 0
+        code = asyncio.run(_awaited(outcome)) if inspect.isawaitable(outcome) else outcome
+        sys.stdout.flush()
+        return code or 0
     except DsecError as error:
-        return fail(error, as_json=getattr(args, "json", False))
+        fail(error, as_json=getattr(args, "json", False))
+        return int(getattr(args, "error_code", ERROR_CODE))
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes once more as it ends
+        return READER_GONE
 
 
 async def _awaited(outcome: Awaitable[int | None]) -> int | None:

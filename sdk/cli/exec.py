@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from dsec.sdk.cli import options
-from dsec.sdk.cli.following import follow
+from dsec.sdk.cli.following import PLATFORM_FAILED, follow
 from dsec.sdk.cli.output import emit, say
 
 
@@ -20,7 +20,7 @@ def register(subparsers: Any) -> None:
     )
     parser.add_argument("--key", help="idempotency key: the same key runs the command once")
     options.command_options(parser)
-    parser.set_defaults(handler=execute)
+    parser.set_defaults(handler=execute, error_code=PLATFORM_FAILED)
 
 
 async def execute(args: argparse.Namespace) -> int:

@@ -21,6 +21,8 @@ from dsec.sdk.text import Decoder
 _NAMES: Final = {Kind.STDOUT: "stdout", Kind.STDERR: "stderr"}
 # as coreutils' timeout and the shells have it
 _TIMEOUT, _KILLED, _SIGNALLED = 124, 137, 128
+PLATFORM_FAILED: Final = 125
+"""Exit code when the platform, not the command, is what failed: no command's own by that convention."""
 
 
 async def follow(running: Exec, *, as_json: bool, interactive: bool = False) -> int:

@@ -96,5 +96,5 @@ def form_of(source: Path) -> str:
         if tarfile.is_tarfile(source):
             return "tar"
     except OSError as error:
-        raise NoSuchFile.during(str(source), error) from error
+        raise NoSuchFile(f"{source}: {error.strerror}", field="source") from error
     raise SpecError(f"{source} is neither a directory nor a tar nor an EROFS file", field="source")

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from dsec.sdk.cli import options
-from dsec.sdk.cli.following import follow
+from dsec.sdk.cli.following import PLATFORM_FAILED, follow
 
 
 def register(subparsers: Any) -> None:
@@ -16,7 +16,7 @@ def register(subparsers: Any) -> None:
     parser.add_argument("sandbox", help="sandbox id")
     parser.add_argument("exec", help="exec id")
     parser.add_argument("--offset", type=int, default=0, help="bytes of output to skip")
-    parser.set_defaults(handler=logs)
+    parser.set_defaults(handler=logs, error_code=PLATFORM_FAILED)
 
 
 async def logs(args: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ def register(subparsers: Any) -> None:
     """Add the command `ls`."""
     parser = subparsers.add_parser("ls", help="list sandboxes", description=__doc__)
     options.client_options(parser)
-    parser.add_argument("--state", choices=[state.value for state in State])
+    parser.add_argument("--state", choices=[state.value for state in State], help="only in this state")
     parser.add_argument("--job", help="only of this job")
     parser.set_defaults(handler=ls)
 

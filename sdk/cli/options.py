@@ -46,6 +46,7 @@ def spec_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--nofile", type=int, help="descriptors per process")
     group.add_argument("--ttl", type=float, help="seconds until it is destroyed")
     group.add_argument("--idle-ttl", type=float, help="seconds without a request until it is destroyed")
+    group.add_argument("--job", metavar="JOB", help="j-…, by which `ls` finds what belongs together")
     group.add_argument("--label", action="append", default=[], metavar="NAME=VALUE", help="repeatable")
     group.add_argument("--key", help="idempotency key: the same key gives the same sandbox")
 
@@ -59,7 +60,7 @@ def spec_of(args: argparse.Namespace) -> dict[str, Any]:
         "packs": args.pack,
     }
     limits = {name: getattr(args, name) for name in ("cpu", "memory", "disk", "pids", "nofile")}
-    optional = {"ttl": args.ttl, "idle_ttl": args.idle_ttl}
+    optional = {"ttl": args.ttl, "idle_ttl": args.idle_ttl, "job": args.job}
     return {
         "backend": args.backend,
         "image": {name: value for name, value in image.items() if value},

@@ -14,7 +14,8 @@ from rich.table import Table
 
 from dsec.bus.errors import DsecError
 
-ERROR_CODE = 2
+_UNBOUNDED = 10_000
+"""Columns of a file or a pipe."""
 
 
 def json_option(parser: argparse.ArgumentParser) -> None:
@@ -40,20 +41,22 @@ def say(text: str) -> None:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
-    """A table on standard output."""
-    shown = Table(*columns, title=title, box=None, pad_edge=False)
+    """A table on standard output; nothing is cut off, since what is shown gets copied and searched."""
+    shown = Table(title=title, box=None, pad_edge=False)
+    for column in columns:
+        shown.add_column(column, overflow="fold")
     for row in rows:
         shown.add_row(*(str(cell) for cell in row))
-    Console().print(shown)
+    console = Console()
+    console.print(shown, width=None if console.is_terminal else _UNBOUNDED)
 
 
-def fail(error: DsecError, *, as_json: bool) -> int:
-    """Tell a typed error on standard error; the exit code."""
+def fail(error: DsecError, *, as_json: bool) -> None:
+    """Tell a typed error on standard error."""
     line = (
         orjson.dumps({"error": error.body()}).decode() if as_json else f"error: {error.code}: {error.message}"
     )
     sys.stderr.write(line + "\n")
-    return ERROR_CODE
 
 
 def size(count: float) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from typing import Any
 
-from dsec.bus.errors import SpecError
+from dsec.bus.errors import DsecError, SpecError
 from dsec.bus.messages import State
 from dsec.sdk import Client
 from dsec.sdk.cli import options
-from dsec.sdk.cli.output import emit, progress_console, say
+from dsec.sdk.cli.output import emit, fail, progress_console, say
 from dsec.sdk.concurrency import each, stream_of
 
 AT_ONCE = 16
@@ -26,18 +27,28 @@ def register(subparsers: Any) -> None:
 
 
 async def rm(args: argparse.Namespace) -> int:
-    """Print each id when nothing of it is left."""
+    """Print each id when nothing of it is left; one that fails does not keep the others."""
     if bool(args.sandbox) == args.all:
         raise SpecError("name sandboxes, or --all", field="sandbox")
     async with options.client_of(args) as client:
         names = args.sandbox or [one.sandbox async for one in client.list() if one.state not in _OVER]
         with progress_console().status(f"destroying {len(names)} sandboxes"):
-            await each(stream_of(names), lambda name: _remove(client, name, as_json=args.json), AT_ONCE)
+            failures: list[DsecError] = []
+            remove = functools.partial(_remove, client, failures, as_json=args.json)
+            await each(stream_of(names), remove, AT_ONCE)
+    for failure in failures[1:]:
+        fail(failure, as_json=args.json)
+    if failures:
+        raise failures[0]
     return 0
 
 
-async def _remove(client: Client, name: str, *, as_json: bool) -> None:
-    await (await client.attach(name)).destroy()
+async def _remove(client: Client, failures: list[DsecError], name: str, *, as_json: bool) -> None:
+    try:
+        await (await client.attach(name)).destroy()
+    except DsecError as error:  # the others are destroyed all the same
+        failures.append(error)
+        return
     if as_json:
         emit({"destroyed": name})
     else:

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from dsec.sdk.cli import options
-from dsec.sdk.cli.following import follow
+from dsec.sdk.cli.following import PLATFORM_FAILED, follow
 from dsec.sdk.cli.output import progress_console
 
 
@@ -16,7 +16,7 @@ def register(subparsers: Any) -> None:
     options.client_options(parser)
     options.spec_options(parser)
     options.command_options(parser)
-    parser.set_defaults(handler=run)
+    parser.set_defaults(handler=run, error_code=PLATFORM_FAILED)
 
 
 async def run(args: argparse.Namespace) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from datetime import UTC, datetime
 from typing import Any
 
+from dsec.bus.messages import Record
 from dsec.sdk.cli import options
 from dsec.sdk.cli.output import emit, table
 
@@ -24,6 +26,31 @@ async def stat(args: argparse.Namespace) -> int:
     if args.json:
         emit(record)
     else:
-        fields = record.model_dump(mode="json") | {"image": " + ".join(record.spec.image.layers)}
-        table(("field", "value"), ((name, value) for name, value in fields.items() if name != "spec"))
+        table(("field", "value"), shown(record).items())
     return 0
+
+
+def shown(record: Record) -> dict[str, object]:
+    """What people look at; `--json` tells all."""
+    spec, limits = record.spec, record.applied.model_dump(exclude_none=True)
+    fields = {
+        "sandbox": record.sandbox,
+        "state": record.state.value,
+        "failure": record.failure and record.failure.value,
+        "reason": record.reason,
+        "project": record.project,
+        "principal": record.principal,
+        "node": record.node,
+        "backend": spec.backend,
+        "image": " + ".join(spec.image.layers),
+        "limits": ", ".join(f"{name} {value}" for name, value in limits.items()),
+        "created": _moment(record.created),
+        "expires": _moment(record.expires),
+        "job": spec.job,
+        "labels": ", ".join(f"{name}={value}" for name, value in spec.labels.items()),
+    }
+    return {name: value for name, value in fields.items() if value}
+
+
+def _moment(unix_ms: int) -> str:
+    return datetime.fromtimestamp(unix_ms / 1000, UTC).isoformat(" ", "seconds")

@@ -68,7 +68,12 @@ class Options:
 def register(subparsers: Any) -> None:
     """Add the command `up`."""
     parser = subparsers.add_parser("up", help="run broker, control plane and node", description=__doc__)
-    parser.add_argument("--home", type=Path, default=Home.default().path, help="where everything is kept")
+    parser.add_argument(
+        "--home",
+        type=Path,
+        default=Home.default().path,
+        help="where everything is kept (default: %(default)s)",
+    )
     parser.add_argument("--only", choices=("control", "edge"), help="run one half")
     parser.add_argument("--node", default=default_node(), help="id of this node (default: %(default)s)")
     parser.add_argument("--port", type=int, default=0, help="of the broker; 0: the former one, or a free one")

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,16 +34,15 @@ class Outcome:
 Dsec = Callable[..., Awaitable[Outcome]]
 
 
-async def dsec_process(*argv: str, stdin: bytes | IO[bytes] = b"") -> Outcome:
-    """Run `python -m dsec.sdk.cli ARGV…` to its end; standard input is a pipe, or the file that is given."""
-    pipe = asyncio.subprocess.PIPE
-    source, text = (pipe, stdin) if isinstance(stdin, bytes) else (stdin, None)
+async def dsec_process(*argv: str, stdin: bytes | IO[bytes] = b"", stdout: int = PIPE) -> Outcome:
+    """Run `python -m dsec.sdk.cli ARGV…` to its end; its input and output are pipes, or what is given."""
+    source, text = (PIPE, stdin) if isinstance(stdin, bytes) else (stdin, None)
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "dsec.sdk.cli", *argv, stdin=source, stdout=pipe, stderr=pipe
+        sys.executable, "-m", "dsec.sdk.cli", *argv, stdin=source, stdout=stdout, stderr=PIPE
     )
     out, err = await process.communicate(text)
     assert process.returncode is not None
-    return Outcome(process.returncode, out.decode(), err.decode())
+    return Outcome(process.returncode, (out or b"").decode(), err.decode())
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -51,7 +51,8 @@ async def dsec(broker: Broker, peer: Peer, tmp_path: Path) -> AsyncIterator[Dsec
     who = tmp_path / "who.json"
     Credentials.new(Role.TENANT, project=PROJECT, principal=PRINCIPAL).save(who)
 
-    async def run(command: str, *argv: str, stdin: bytes | IO[bytes] = b"") -> Outcome:
-        return await dsec_process(command, "--url", broker.url, "--credentials", str(who), *argv, stdin=stdin)
+    async def run(command: str, *argv: str, stdin: bytes | IO[bytes] = b"", stdout: int = PIPE) -> Outcome:
+        where = ("--url", broker.url, "--credentials", str(who))
+        return await dsec_process(command, *where, *argv, stdin=stdin, stdout=stdout)
 
     yield run

@@ -1,5 +1,7 @@
 """Commands: what they print, as text and as JSON, and their exit codes."""
 
+import os
+import signal
 from pathlib import Path
 
 from dsec.sdk import Client
@@ -49,6 +51,9 @@ async def test_ls_and_stat_tell_sandboxes(dsec: Dsec) -> None:
     assert [one["sandbox"] for one in listed.objects] == [f"s-test-{number:08}" for number in range(5)]
     assert "s-test-00000004" in (await dsec("ls")).out
     assert (await dsec("stat", "--json", SANDBOX)).objects[0]["applied"]["pids"] == 64
+    assert ["limits", "pids", "64"] in [
+        line.split() for line in (await dsec("stat", SANDBOX)).out.splitlines()
+    ]
 
 
 async def test_cp_goes_both_ways(peer: Peer, dsec: Dsec, tmp_path: Path) -> None:
@@ -69,6 +74,28 @@ async def test_a_typed_error_is_one_line_and_exit_code_2(dsec: Dsec) -> None:
     assert as_json.code == 2
     assert '"code":"bad_request"' in as_json.err
     assert '"field":"image.base"' in as_json.err
+
+
+async def test_a_failing_platform_is_told_from_a_failing_command(dsec: Dsec) -> None:
+    done = await dsec("run", "--image", "NO SUCH", "--", "true")
+    assert (done.code, done.out) == (125, "")
+    assert (await dsec("exec", "s-a.b-abcdef", "--", "true")).code == 125
+
+
+async def test_rm_destroys_the_others_when_one_is_not_there(peer: Peer, dsec: Dsec) -> None:
+    done = await dsec("rm", "s-a.b-abcdef", SANDBOX)
+    assert (done.code, done.out, peer.done["destroy"]) == (2, f"{SANDBOX}\n", 1)
+    assert done.err.splitlines()[-1].startswith("error: bad_id: ")
+
+
+async def test_a_reader_that_goes_away_ends_the_command_line_quietly(dsec: Dsec) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = await dsec("exec", SANDBOX, "--", "seq", "100000", stdout=writing)
+    finally:
+        os.close(writing)
+    assert (done.code, done.err) == (128 + signal.SIGPIPE, "")
 
 
 async def test_no_platform_is_told_at_once(tmp_path: Path) -> None:

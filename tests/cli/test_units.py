@@ -9,7 +9,7 @@ from dsec.bus.messages import Ended
 from dsec.sdk import Result
 from dsec.sdk.cli import COMMANDS, conformance, doctor, options, parser
 from dsec.sdk.cli.following import exit_code
-from dsec.sdk.cli.output import size
+from dsec.sdk.cli.output import size, table
 
 
 def result(ended: Ended, code: int | None = None, signal: int | None = None) -> Result:
@@ -44,6 +44,11 @@ def test_sizes_are_shown_for_people() -> None:
         "3.0 MiB",
         "5120.0 GiB",
     ]
+
+
+def test_a_table_in_a_file_is_not_cut_to_the_width_of_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    table(("a", "b"), [("x" * 200, "y")])
+    assert capsys.readouterr().out.splitlines()[1].split() == ["x" * 200, "y"]
 
 
 def test_a_pair_without_a_name_is_refused_by_its_option() -> None:

@@ -1,0 +1,24 @@
+"""`python -m dsec.plugins.images`: build or verify the base image, and print its path."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from dsec.bus.errors import DsecError
+from dsec.plugins.images.base import NAME, base_image
+
+
+def main() -> int:
+    """Progress goes to standard error. Exit status 0, or 1 with the reason there."""
+    try:
+        image = asyncio.run(base_image(lambda line: print(line, file=sys.stderr)))  # noqa: T201 - a command
+    except DsecError as error:
+        sys.stderr.write(f"{NAME}: {error.message}\n")
+        return 1
+    sys.stdout.write(f"{image}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
