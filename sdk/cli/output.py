@@ -48,7 +48,9 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: st
     for row in rows:
         shown.add_row(*(str(cell) for cell in row))
     console = Console()
-    console.print(shown, width=None if console.is_terminal else _UNBOUNDED)
+    if not console.is_terminal:
+        console.width = _UNBOUNDED
+    console.print(shown)
 
 
 def fail(error: DsecError, *, as_json: bool) -> None:
