@@ -20,6 +20,10 @@ class Failure(StrEnum):
     GONE = "gone"
 
 
+_LONGEST = 1000
+"""Characters of a message: errors quote what was sent, and must fit an answer and the audit trail."""
+
+
 class DsecError(Exception):
     """Base of all typed errors. `field` names the offending input, `retry_after` is in seconds."""
 
@@ -27,9 +31,9 @@ class DsecError(Exception):
     failure: Failure = Failure.INFRA
 
     def __init__(self, message: str, *, field: str | None = None, retry_after: float | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.field = field
+        self.message = _cut(message)
+        super().__init__(self.message)
+        self.field = None if field is None else _cut(field)
         self.retry_after = retry_after
 
     def body(self) -> dict[str, Any]:
@@ -57,6 +61,10 @@ class DsecError(Exception):
     def during(cls, what: str, cause: BaseException) -> Self:
         """This error with `cause` told in its message; use with `raise … from cause`."""
         return cls(f"{what}: {type(cause).__name__}: {cause}")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
 class SpecError(DsecError):

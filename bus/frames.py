@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-from dsec.bus.errors import InfraError
+from dsec.bus.errors import InfraError, SpecError
 
 HEADER: Final = struct.Struct("!BBHIQQ")
 _LENGTH: Final = struct.Struct("!I")
@@ -92,7 +92,9 @@ def pack_data(header: bytes, data: bytes) -> bytes:
 
 
 def unpack_data(raw: bytes) -> tuple[bytes, bytes]:
-    """Header and bytes of a raw message."""
+    """Header and bytes of a raw message. Raises SpecError when it is too short to be one."""
+    if len(raw) < _LENGTH.size:
+        raise SpecError("not a raw message: it has no header")
     (size,) = _LENGTH.unpack_from(raw)
     return raw[4 : 4 + size], raw[4 + size :]
 

@@ -19,7 +19,7 @@ import orjson
 from pydantic import BaseModel, ValidationError
 
 from dsec.bus import subjects
-from dsec.bus.errors import DeadlineExceeded, DsecError, ForgedReply, InfraError, SpecError
+from dsec.bus.errors import DeadlineExceeded, DsecError, ForgedReply, InfraError, SpecError, TooLarge
 from dsec.bus.frames import unpack_data
 from dsec.bus.messages import Request
 from dsec.bus.transport import Bus, Received
@@ -205,9 +205,13 @@ def serving_internal(
 
 
 async def _respond(bus: Bus, reply: str, data: bytes | None) -> None:
+    """Silence is for a broker that is gone; an answer that is too large is told as that."""
     if data is not None and reply:
         with contextlib.suppress(InfraError):
-            await bus.publish(reply, data)
+            try:
+                await bus.publish(reply, data)
+            except TooLarge as error:
+                await bus.publish(reply, failed(error))
 
 
 def _call(message: Received) -> Call:

@@ -7,15 +7,21 @@ milliseconds. An answer is `{"ok": …}` or `{"error": …}` as JSON, except whe
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from dsec.bus.errors import Failure
 from dsec.bus.ids import OperationId
-from dsec.bus.spec import Limits, Spec
+from dsec.bus.spec import MAX_SECONDS, EnvName, Limits, NoNul, Spec
 
 VERSION = 1
+
+Position = Annotated[int, Field(ge=0, lt=1 << 63)]
+"""An offset in bytes or a number in a stream; the kernel and the broker hold no more."""
+UnixMs = Annotated[int, Field(ge=0, lt=1 << 53)]
+VariableName = Annotated[str, StringConstraints(pattern=r"^[^=\x00]+$", max_length=4096)]
+"""Of a command's environment variable: whatever execve(2) can pass on."""
 
 
 class Message(BaseModel):
@@ -27,7 +33,7 @@ class Request(Message):
 
     v: int = VERSION
     op: OperationId
-    deadline: int = Field(description="unix ms; later, the request is refused")
+    deadline: UnixMs = Field(description="unix ms; later, the request is refused")
 
 
 class State(StrEnum):
@@ -46,7 +52,7 @@ class CreateSandbox(Request):
     that never reach a stored message."""
 
     spec: dict[str, Any]
-    secrets: dict[str, str] = Field(default_factory=dict)
+    secrets: dict[EnvName, NoNul] = Field(default_factory=dict)
 
 
 class NodeCreate(Request):
@@ -146,12 +152,14 @@ class StartExec(Request):
 
     argv: tuple[str, ...] = Field(min_length=1)
     cwd: str | None = None
-    env: dict[str, str] = Field(default_factory=dict)
+    env: dict[VariableName, str] = Field(default_factory=dict)
     user: str | None = None
-    timeout: float | None = Field(None, gt=0, description="seconds until the whole tree is killed")
+    timeout: float | None = Field(
+        None, gt=0, le=MAX_SECONDS, description="seconds until the whole tree is killed"
+    )
     stdin: str | None = Field(None, description="base64")
     stdin_open: bool = False
-    log_bytes: int | None = Field(None, ge=1024)
+    log_bytes: Position | None = Field(None, ge=1024)
     detach: bool = False
     durable: bool = False
 
@@ -182,7 +190,7 @@ class ExecEnd(Message):
 class WriteStdin(Request):
     """exec.stdin: `data` (base64) at `offset`; a repeated offset is dropped; `eof` closes it afterwards."""
 
-    offset: int = Field(ge=0)
+    offset: Position
     data: str = ""
     eof: bool = False
 
@@ -197,7 +205,7 @@ class SignalExec(Request):
 class GrantCredit(Request):
     """exec.credit: the reader can take output up to this absolute offset; holds for `lease` seconds."""
 
-    offset: int = Field(ge=0)
+    offset: Position
     lease: float = Field(10.0, gt=0, le=60)
 
 
@@ -212,7 +220,7 @@ class FileRequest(Request):
 class ReadFile(FileRequest):
     """file.read: `length` bytes at `offset`; the answer is raw: `frames.pack_data`."""
 
-    offset: int = Field(0, ge=0)
+    offset: Position = 0
     length: int = Field(ge=1, le=512 * 1024)
 
 
@@ -220,7 +228,7 @@ class WriteFile(FileRequest):
     """file.write: header of a raw request (`frames.pack_data`). `truncate` starts the file anew; with
     `directory` it makes a directory, with `target` a symbolic link; parents are made with mode 0755."""
 
-    offset: int = Field(0, ge=0)
+    offset: Position = 0
     mode: int = Field(0o644, ge=0, le=0o7777)
     truncate: bool = False
     directory: bool = False
@@ -247,8 +255,8 @@ class FetchLog(Request):
 
     sandbox: str
     exec: str
-    offset: int = Field(0, ge=0)
-    cursor: int = Field(0, ge=0)
+    offset: Position = 0
+    cursor: Position = 0
     max_bytes: int = Field(512 * 1024, ge=1024, le=768 * 1024)
 
 

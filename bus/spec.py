@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
+import orjson
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
-from dsec.bus.errors import SpecError, UnknownField
+from dsec.bus.errors import SpecError, TooLarge, UnknownField
 
 LayerRef = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,127}$")]
 """The catalog name of a layer, for example `debian-12-python` or `sqlparse-0.4.4`."""
 EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+NoNul = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$")]
+"""What can be passed to a program at all."""
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+MAX_SPEC: Final = 64 * KIB
+"""Bytes of a spec as JSON: it is kept in the registry, in every event, and listed with up to 1,000 others."""
+MAX_SECONDS: Final = 7 * 86400.0
+MAX_LAYERS: Final = 128
+"""Toolkits of an image, and packs; overlayfs takes 500 layers."""
 
 
 class Strict(BaseModel):
@@ -23,8 +31,8 @@ class Image(Strict):
 
     base: LayerRef
     workspace: LayerRef | None = None
-    toolkits: tuple[LayerRef, ...] = ()
-    packs: tuple[LayerRef, ...] = ()
+    toolkits: tuple[LayerRef, ...] = Field((), max_length=MAX_LAYERS)
+    packs: tuple[LayerRef, ...] = Field((), max_length=MAX_LAYERS)
 
     @model_validator(mode="before")
     @classmethod
@@ -42,11 +50,11 @@ class Limits(Strict):
     """What is asked for; `None` means the node's default. The answer tells the limits as applied."""
 
     cpu: float | None = Field(None, gt=0, le=1024, description="cores")
-    memory: int | None = Field(None, ge=4 * MIB, description="bytes, page cache included")
-    pids: int | None = Field(None, ge=4, description="processes and threads")
-    disk: int | None = Field(None, ge=MIB, description="bytes of the writable layer")
-    nofile: int | None = Field(None, ge=16, description="descriptors per process")
-    log_bytes: int | None = Field(None, ge=KIB, description="captured output per exec, bytes")
+    memory: int | None = Field(None, ge=4 * MIB, lt=1 << 50, description="bytes, page cache included")
+    pids: int | None = Field(None, ge=4, le=1 << 22, description="processes and threads")
+    disk: int | None = Field(None, ge=MIB, lt=1 << 50, description="bytes of the writable layer")
+    nofile: int | None = Field(None, ge=16, le=1 << 30, description="descriptors per process")
+    log_bytes: int | None = Field(None, ge=KIB, lt=1 << 50, description="captured output per exec, bytes")
 
     def over(self, defaults: Limits) -> Limits:
         """These limits, with `defaults` where nothing was asked."""
@@ -64,25 +72,29 @@ class Spec(Strict):
     image: Image
     limits: Limits = Limits()
     cpu_class: Literal["latency", "besteffort"] = "latency"
-    ttl: float = Field(24 * 3600, gt=0, le=7 * 86400, description="after creation the sandbox is destroyed")
+    ttl: float = Field(24 * 3600, gt=0, le=MAX_SECONDS, description="after creation the sandbox is destroyed")
     idle_ttl: float | None = Field(
-        None, gt=0, description="destroyed after so long without a request or exec"
+        None, gt=0, le=MAX_SECONDS, description="destroyed after so long without a request or exec"
     )
     network: Literal["none"] = "none"
-    user: str = Field(
+    user: NoNul = Field(
         "root", max_length=64, description="user name or uid[:gid] of commands, unless they tell"
     )
-    env: dict[EnvName, str] = Field(default_factory=dict)
+    env: dict[EnvName, NoNul] = Field(default_factory=dict)
     job: str | None = Field(None, pattern=r"^j-[a-z0-9][a-z0-9_-]{0,47}$")
     labels: dict[str, str] = Field(default_factory=dict)
 
 
 def parse_spec(data: dict[str, Any]) -> Spec:
-    """`data` as a Spec. Raises UnknownField or SpecError naming the field by its dotted path."""
+    """`data` as a Spec. Raises UnknownField or SpecError naming the field by its dotted path, TooLarge."""
     try:
-        return Spec.model_validate(data)
+        spec = Spec.model_validate(data)
     except ValidationError as error:
         raise _first(error) from None
+    size = len(orjson.dumps(spec.model_dump(mode="json")))
+    if size > MAX_SPEC:
+        raise TooLarge(f"the spec takes {size} bytes, {MAX_SPEC} are possible: use files", field="spec")
+    return spec
 
 
 def _first(error: ValidationError) -> SpecError:

@@ -39,9 +39,16 @@ def possible(limits: Limits) -> int:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if nofile > (most if most != resource.RLIM_INFINITY else sys.maxsize):
         raise Unsupported(f"this node allows {most} descriptors per process", field="limits.nofile")
+    if limits.pids is not None and limits.pids > (most := _most_pids()):
+        raise Unsupported(f"this node allows {most} processes per sandbox", field="limits.pids")
     if limits.cpu is not None and limits.cpu < 0.01:
         raise Unsupported("the least CPU limit is 0.01 cores", field="limits.cpu")
     return nofile
+
+
+def _most_pids() -> int:
+    """A quarter of the machine's: process ids are one space for all sandboxes and the host."""
+    return min(int(Path(f"/proc/sys/kernel/{name}").read_text()) for name in ("pid_max", "threads-max")) // 4
 
 
 def executes(pid: int, program: int) -> bool:

@@ -25,3 +25,8 @@ def test_codes_are_unique() -> None:
 def test_an_unknown_code_of_a_newer_part_keeps_its_failure_class() -> None:
     error = DsecError.from_body({"code": "from_the_future", "failure": "policy", "message": "no"})
     assert error.failure is Failure.POLICY
+
+
+def test_an_error_that_quotes_a_large_input_still_fits_an_answer() -> None:
+    body = DsecError("x" * 1_000_000, field="y" * 1_000_000).body()
+    assert len(str(body)) < 3000

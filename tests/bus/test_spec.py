@@ -30,6 +30,15 @@ def test_an_unknown_field_is_named(spec: dict[str, Any], field: str) -> None:
         ({"image": "a", "ttl": -1}, "ttl"),
         ({"image": "a", "limits": {"pids": 1}}, "limits.pids"),
         ({"image": "a", "backend": "Docker!"}, "backend"),
+        ({"image": {"base": "a", "toolkits": ["t"] * 129}}, "image.toolkits"),
+        ({"image": {"base": "a", "packs": ["t"] * 129}}, "image.packs"),
+        ({"image": "a", "limits": {"memory": 10**30}}, "limits.memory"),
+        ({"image": "a", "limits": {"pids": 10**8}}, "limits.pids"),
+        ({"image": "a", "limits": {"log_bytes": 10**30}}, "limits.log_bytes"),
+        ({"image": "a", "idle_ttl": float("inf")}, "idle_ttl"),
+        ({"image": "a", "user": "ro\0ot"}, "user"),
+        ({"image": "a", "env": {"A": "x\0"}}, "env.A"),
+        ({"image": "a", "labels": {"a": "x" * 65_536}}, "spec"),
     ],
 )
 def test_a_wrong_value_is_named(spec: dict[str, Any], field: str) -> None:

@@ -117,6 +117,7 @@ async def test_the_least_memory_that_a_spec_may_ask_for_starts(bench: Bench) -> 
     ("changed", "field"),
     [
         ({"disk": 1 << 30}, "limits.disk"),
+        ({"pids": 1 << 22}, "limits.pids"),
         ({"nofile": resource.getrlimit(resource.RLIMIT_NOFILE)[1] + 1}, "limits.nofile"),
         ({"cpu": 0.001}, "limits.cpu"),
     ],

@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from dsec.bus import subjects
 from dsec.bus.credentials import Credentials
-from dsec.bus.errors import DeadlineExceeded, DsecError, NoSuchSandbox, PolicyError
+from dsec.bus.errors import DeadlineExceeded, DsecError, NoSuchSandbox, PolicyError, SpecError
 from dsec.bus.handlers import result
 from dsec.bus.home import Home
 from dsec.bus.ids import new_operation
@@ -106,6 +106,16 @@ async def test_an_expired_deadline_is_refused_and_nothing_is_done(mallory: Wire)
     assert caught.value.field == "deadline"
     listing = subjects.request("sandbox", "list", "p-other", "u-mallory")
     assert result((await mallory.request(listing, body(), timeout=5)).data)["sandboxes"] == []
+
+
+async def test_a_denial_that_quotes_a_large_input_is_answered_and_audited(
+    live: Part, home: Path, mallory: Wire
+) -> None:
+    create = subjects.request("sandbox", "create", "p-other", "u-mallory")
+    with pytest.raises(SpecError):
+        result((await mallory.request(create, body(spec={"A" * 600_000: 1}), timeout=5)).data)
+    record = await audited(live, home, "audit.core.create.p-other", "unknown_field")
+    assert len(record["detail"]) < 2000
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"[]", b'{"op": "a.b", "deadline": 1}', b"\xff" * 100])
