@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
-import importlib.metadata
 import inspect
 import logging
 import os
@@ -20,6 +19,7 @@ import sys
 from collections.abc import Awaitable, Sequence
 from typing import Final
 
+from dsec import __version__
 from dsec.bus.errors import DsecError
 from dsec.sdk.cli.output import fail
 
@@ -29,6 +29,7 @@ READER_GONE: Final = 128 + signal.SIGPIPE
 
 COMMANDS: Final = (
     "up",
+    "sim",
     "run",
     "create",
     "exec",
@@ -51,7 +52,7 @@ def parser(commands: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="dsec", description="Sandboxes by the thousand for agent-training jobs."
     )
-    top.add_argument("--version", action="version", version=importlib.metadata.version("opendsec"))
+    top.add_argument("--version", action="version", version=__version__)
     subparsers = top.add_subparsers(required=True, metavar="command")
     for name in commands:
         importlib.import_module(f"dsec.sdk.cli.{name}").register(subparsers)

