@@ -20,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from dsec.bus import subjects
 from dsec.bus.errors import DeadlineExceeded, DsecError, ForgedReply, InfraError, SpecError, TooLarge
+from dsec.bus.fairness import Shares
 from dsec.bus.frames import unpack_data
 from dsec.bus.messages import Request
 from dsec.bus.transport import Bus, Received
@@ -134,13 +135,14 @@ async def receiving(
     work: Callable[[Received], Awaitable[None]],
     *,
     queue: str = "",
-    concurrency: int = 1024,
+    concurrency: int | None = 1024,
 ) -> AsyncIterator[None]:
     """Do `work` for each message of `subject` while the block runs, each in a task of its own.
 
-    On leaving, new messages stop first and running work is cancelled.
+    `concurrency` None: `work` itself decides when it begins. On leaving, new messages stop first and running
+    work is cancelled.
     """
-    gate = asyncio.Semaphore(concurrency)
+    gate = contextlib.nullcontext() if concurrency is None else asyncio.Semaphore(concurrency)
     running: set[asyncio.Task[None]] = set()
 
     async def one(message: Received) -> None:
@@ -171,11 +173,17 @@ def serving(
     concurrency: int = 1024,
     refused: Refused | None = None,
 ) -> AbstractAsyncContextManager[None]:
-    """Answer tenants' requests on `subject` while the block runs.
+    """Answer tenants' requests on `subject` while the block runs, each project within its share.
 
     A forged reply subject gets no answer at all: answering it would be the attack. `refused` is told, so
     that the denial can be audited.
     """
+
+    shares = Shares(concurrency)
+
+    async def fairly(call: Call) -> bytes | None:
+        async with shares.place(call.address.project):
+            return await handler(call)
 
     async def one(message: Received) -> None:
         try:
@@ -185,9 +193,9 @@ def serving(
             if refused is not None:
                 refused(message, error)
             return
-        await _respond(bus, call.reply, await answer(handler, call))
+        await _respond(bus, call.reply, await answer(fairly, call))
 
-    return receiving(bus, subject, one, queue=queue, concurrency=concurrency)
+    return receiving(bus, subject, one, queue=queue, concurrency=None)
 
 
 def serving_internal(

@@ -10,7 +10,7 @@ from typing import Final
 
 from dsec.bus import subjects
 from dsec.bus.chronus.guest import Command, Exec
-from dsec.bus.errors import DsecError, GoneError, LimitError, NoSuchExec, SpecError
+from dsec.bus.errors import DeadlineExceeded, DsecError, GoneError, LimitError, NoSuchExec, SpecError
 from dsec.bus.frames import FRAME_VERSION, HEADER, Kind, pack_parts
 from dsec.bus.handlers import Call, ok
 from dsec.bus.ids import exec_of
@@ -23,6 +23,8 @@ from dsec.plugins.edge.running import Running
 from dsec.plugins.edge.sandboxes import Sandbox
 from dsec.plugins.edge.trajectory import Entry
 
+STDIN_WAIT: Final = 30.0
+"""Seconds that a write waits for a command that does not read, at most."""
 PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -110,12 +112,21 @@ class Execs:
         )
 
     async def stdin(self, call: Call, request: WriteStdin) -> bytes:
-        """Write to the command's standard input; bytes before the offset that was reached are dropped."""
+        """Write to the command's standard input; bytes before the offset that was reached are dropped.
+
+        Raises DeadlineExceeded when the command does not read; what it took counts.
+        """
         running = self._running(call)
         stdin = running.stdin
         if stdin is None:
             raise SpecError("the command was started without stdin_open", field="stdin_open")
-        await stdin.write(request.offset, decoded(request.data, "data"))
+        try:
+            async with asyncio.timeout(min(STDIN_WAIT, request.deadline / 1000 - time.time())):
+                await stdin.write(request.offset, decoded(request.data, "data"))
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"the command does not read its stdin; it took {stdin.offset} bytes", field="deadline"
+            ) from None
         if request.eof:
             await stdin.end()
         return ok({"offset": stdin.offset})
