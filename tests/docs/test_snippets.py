@@ -5,11 +5,8 @@ from __future__ import annotations
 import ast
 import asyncio
 import inspect
-import os
-import re
-import sys
 import tempfile
-from asyncio.subprocess import PIPE, STDOUT, Process
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -20,25 +17,10 @@ import pytest_asyncio
 import dsec
 from dsec.sdk import Client
 from dsec.sdk.testing import platform
+from tests.docs.documents import WITHIN, blocks, commands, finished, shell
 
 pytestmark = pytest.mark.node
-ROOT = Path(__file__).parent.parent.parent
-_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SET_UP = "make "  # what these lines do was done before any test could run
-WITHIN = 60.0
-
-
-def blocks(document: str, language: str) -> list[str]:
-    """Fenced blocks of one language, in order."""
-    text = (ROOT / document).read_text(encoding="utf-8")
-    return [body for found, body in _BLOCK.findall(text) if found == language]
-
-
-def commands(document: str) -> list[str]:
-    """The shell lines of its `console` blocks, set-up left out."""
-    lines = [line for body in blocks(document, "console") for line in body.splitlines()]
-    typed = [line[2:].partition(" # ")[0].strip() for line in lines if line.startswith("# ")]
-    return [line for line in typed if not line.startswith(SET_UP)]
 
 
 def is_program(snippet: str) -> bool:
@@ -55,28 +37,6 @@ async def debian(home: Path, base_file: Path) -> None:
     await platform.command("image", "import", "--home", str(home), "debian", str(base_file))
 
 
-async def shell(line: str, home: Path) -> Process:
-    """`line` in a shell whose `dsec` and `python` are this environment's; both outputs in one pipe."""
-    programs = str(Path(sys.executable).parent)
-    return await asyncio.create_subprocess_exec(
-        "bash",
-        "-c",
-        line,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=PIPE,
-        stderr=STDOUT,
-        cwd=ROOT,
-        env=os.environ | {"PATH": f"{programs}:{os.environ['PATH']}", "DSEC_HOME": str(home)},
-    )
-
-
-async def finished(process: Process) -> str:
-    """What it printed; it must have ended well."""
-    out, _ = await asyncio.wait_for(process.communicate(), WITHIN)
-    assert process.returncode == 0, out.decode()
-    return out.decode()
-
-
 @pytest_asyncio.fixture(loop_scope="session")
 async def starting(tmp_path: Path) -> AsyncIterator[list[Process]]:
     """Processes that a test starts and that serve until its end."""
@@ -90,7 +50,7 @@ async def starting(tmp_path: Path) -> AsyncIterator[list[Process]]:
 async def test_the_commands_of_the_readme_work_in_their_order(
     tmp_path: Path, starting: list[Process]
 ) -> None:
-    lines, printed = commands("README.md"), ""
+    lines, printed = [one for one in commands("README.md") if not one.startswith(SET_UP)], ""
     assert any(line.startswith("dsec up") for line in lines)
     for line in lines:
         process = await shell(f"exec {line}" if line == "dsec up" else line, tmp_path)

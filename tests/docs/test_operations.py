@@ -1,0 +1,60 @@
+"""What docs/operations.md tells an operator to type: each line is tried, `nats` as a request on the wire."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+
+from dsec.bus.credentials import Credentials
+from dsec.bus.home import Home
+from dsec.bus.transport import Received
+from dsec.bus.wire import Wire
+from dsec.sdk import Sandbox
+from dsec.sdk.testing import platform
+from tests.docs.documents import commands, finished, shell
+
+pytestmark = pytest.mark.node
+LINES = commands("docs/operations.md")
+NATS = [
+    match for line in LINES if (match := re.search(r"\bnats .*?(req|sub) '([^']+)'(?: '([^']*)')?", line))
+]
+IDENTITIES = [line for line in LINES if "u-ann" in line or "n-second" in line]
+KEYS = [line for line in LINES if line.startswith(("cd ", "python3 ", "export "))]
+
+
+async def test_identities_are_made_and_removed_as_told(tmp_path: Path) -> None:
+    assert len(IDENTITIES) == 3
+    made = [(await finished(await shell(line, tmp_path))).strip() for line in IDENTITIES]
+    assert made == [
+        str(tmp_path / "credentials" / name) if name else "" for name in ("u-ann.json", "", "n-second.json")
+    ]
+
+
+async def test_the_operators_key_is_extracted_as_told(live: platform.Part, home: Path) -> None:
+    assert len(KEYS) == 3
+    script = "\n".join((*KEYS, "echo $NATS_URL; stat -c %a $NATS_NKEY; cut -c 1-2 $NATS_NKEY; rm $NATS_NKEY"))
+    told = await finished(await shell(script.replace("/var/lib/dsec", str(home)), home))
+    assert told.split() == [live.url, "600", "SU"]
+
+
+async def test_the_operator_may_ask_all_that_is_told(
+    live: platform.Part, home: Path, sandbox: Sandbox
+) -> None:
+    assert len(NATS) >= 7
+    await sandbox.run("true", durable=True)
+    who = await asyncio.to_thread(Credentials.load, Home(home).credentials / "operator.json")
+    async with Wire.connect(live.url, who) as wire:
+        for verb, subject, body in (match.groups() for match in NATS):
+            if verb == "sub":
+                await (await wire.subscribe(subject, _ignore)).unsubscribe()
+                continue
+            answer = await wire.request(subject, (body or "").encode(), timeout=5)
+            assert answer.data, subject
+            assert b'"error"' not in answer.data, subject
+
+
+def _ignore(message: Received) -> None:
+    del message
