@@ -53,8 +53,8 @@ class BrokerAuth:
     def config(self) -> dict[str, Any]:
         """The part of nats-server's configuration that says who may connect."""
         rights = {
-            "subscribe": ["$SYS.REQ.USER.AUTH", "_INBOX.iam.>"],
-            "publish": ["audit.iam.>", "plugin.*.iam.>"],
+            "subscribe": ["$SYS.REQ.USER.AUTH", "_INBOX.iam.>", "$SRV.>", "plugin.drain.iam.*"],
+            "publish": ["audit.iam.>", "plugin.announce.iam.*", "plugin.heartbeat.iam.*"],
             "allow_responses": {"max": 1, "expires": f"{ceil(AUTH_TIMEOUT)}s"},
         }
         return {

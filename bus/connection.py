@@ -5,7 +5,7 @@ Kept: protocol parsing, authentication, reconnecting, JetStream. What differs fr
 - A message goes straight to a plain callback; nats-py passes it through a queue and a task per subscription.
 - Commands are collected for one turn of the event loop and written at once, without a future each; a
   publisher waits while more than `PENDING` bytes are unsent, so that no large buffer sits ahead of replies.
-- What is unsent when the connection breaks is dropped, never delivered later.
+- What is unsent when the connection breaks is dropped, never delivered later; who waits for a PONG is told.
 - An error line of the broker does not close the client for good; the broker closes what it will not serve.
 - A cancelled `flush` does not end the read loop (nats-py sets a result on the cancelled future and stops).
 - Sockets of failed attempts and all tasks have ended when `close` returns.
@@ -109,6 +109,11 @@ class Connection(Client):
         if subscription is not None:
             await subscription.unsubscribe()
 
+    async def stop_direct(self, sid: int) -> None:
+        """The broker sends nothing more; what it had sent before has been given to the callback on return."""
+        self._collect(f"UNSUB {sid}\r\n".encode())
+        await self.roundtrip()
+
     async def roundtrip(self) -> None:
         """All that was sent has been taken and judged by the broker. Raises nats.errors.Error, OSError."""
         self._write_out()
@@ -148,8 +153,15 @@ class Connection(Client):
         await super()._process_op_err(e)
 
     def drop_unsent(self) -> None:
-        """Forget what was not written: delivered after a reconnect, it would be out of date."""
+        """Forget what was not written: delivered after a reconnect, it would be out of date. Whoever waits
+        for a PONG is told at once; nats-py would have it wait for its timeout.
+        """
         self._pending, self._pending_data_size, self._unsent = [], 0, 0
+        pongs, self._pongs = self._pongs, []
+        for pong in pongs:
+            if not pong.done():
+                pong.set_exception(ConnectionResetError("the connection broke"))
+                pong.exception()  # seen: nobody awaits those of the regular pings
 
     async def _connect_to_server(self, s: Srv) -> None:
         if stream := self._stream():

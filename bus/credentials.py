@@ -29,6 +29,7 @@ class Role(StrEnum):
     SCHEDULER = "scheduler"
     JOURNAL = "journal"
     EDGE = "edge"
+    DRIVER = "driver"
     IAM = "iam"
     OPERATOR = "operator"
 
@@ -49,7 +50,8 @@ def public_key(seed: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """One identity. Tenants have `project` and `principal`, edges have `node`."""
+    """One identity. Tenants have `project` and `principal`, edges have `node`, drivers have `node` and the
+    `principal` `d-<node>-<name>`."""
 
     role: Role
     seed: str = field(repr=False)

@@ -24,6 +24,7 @@ from dsec.bus.fairness import Shares
 from dsec.bus.frames import unpack_data
 from dsec.bus.messages import Request
 from dsec.bus.transport import Bus, Received
+from dsec.bus.workload import Endpoint, workload_of
 
 log = logging.getLogger(__name__)
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -117,15 +118,20 @@ def chain(handler: Handler, *around: Middleware) -> Handler:
     return handler
 
 
-async def answer(handler: Callable[[AskedT], Awaitable[bytes | None]], call: AskedT) -> bytes | None:
+async def answer(
+    handler: Callable[[AskedT], Awaitable[bytes | None]], call: AskedT, endpoint: Endpoint
+) -> bytes | None:
     """The handler's answer, errors included. Only a DsecError's text reaches the caller."""
     try:
-        return await handler(call)
-    except DsecError as error:
-        return failed(error)
+        with endpoint.request():
+            return await handler(call)
+    except DsecError as raised:
+        error = raised
     except Exception:
         log.exception("internal error in %s", call.subject)
-        return failed(InfraError("internal error of the platform; its log has the traceback"))
+        error = InfraError("internal error of the platform; its log has the traceback")
+    endpoint.failed(error)
+    return failed(error)
 
 
 @contextlib.asynccontextmanager
@@ -136,13 +142,17 @@ async def receiving(
     *,
     queue: str = "",
     concurrency: int | None = 1024,
+    endpoint: Endpoint | None = None,
 ) -> AsyncIterator[None]:
     """Do `work` for each message of `subject` while the block runs, each in a task of its own.
 
-    `concurrency` None: `work` itself decides when it begins. On leaving, new messages stop first and running
-    work is cancelled.
+    `concurrency` None: `work` itself decides when it begins; `endpoint`: it keeps these figures itself.
+    On leaving, new messages stop first and running work is cancelled; `Workload.drain` lets it finish before.
     """
-    gate = contextlib.nullcontext() if concurrency is None else asyncio.Semaphore(concurrency)
+    load = workload_of(bus)
+    gate = contextlib.nullcontext() if concurrency is None else load.gate or asyncio.Semaphore(concurrency)
+    if endpoint is None:
+        work = load.endpoint(subject, queue).counting(work)
     running: set[asyncio.Task[None]] = set()
 
     async def one(message: Received) -> None:
@@ -155,10 +165,12 @@ async def receiving(
         task.add_done_callback(running.discard)
 
     subscription = await bus.subscribe(subject, receive, queue)
+    load.opened(subscription, running)
     try:
         yield
     finally:
         await subscription.unsubscribe()
+        load.closed(subscription)
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
@@ -179,23 +191,25 @@ def serving(
     that the denial can be audited.
     """
 
-    shares = Shares(concurrency)
+    load = workload_of(bus)
+    endpoint, shares = load.endpoint(subject, queue), Shares(concurrency)
 
     async def fairly(call: Call) -> bytes | None:
-        async with shares.place(call.address.project):
+        async with shares.place(call.address.project), load.gate or contextlib.nullcontext():
             return await handler(call)
 
     async def one(message: Received) -> None:
         try:
             call = _call(message)
         except DsecError as error:
+            endpoint.failed(error)
             log.warning("refused %s: %s", message.subject, error)
             if refused is not None:
                 refused(message, error)
             return
-        await _respond(bus, call.reply, await answer(fairly, call))
+        await _respond(bus, call.reply, await answer(fairly, call, endpoint))
 
-    return receiving(bus, subject, one, queue=queue, concurrency=None)
+    return receiving(bus, subject, one, queue=queue, concurrency=None, endpoint=endpoint)
 
 
 def serving_internal(
@@ -206,10 +220,12 @@ def serving_internal(
     The broker lets nobody else publish there; the reply subject is the sender's own, or one it checked.
     """
 
-    async def one(message: Received) -> None:
-        await _respond(bus, message.reply, await answer(handler, message))
+    endpoint = workload_of(bus).endpoint(subject, queue)
 
-    return receiving(bus, subject, one, queue=queue, concurrency=concurrency)
+    async def one(message: Received) -> None:
+        await _respond(bus, message.reply, await answer(handler, message, endpoint))
+
+    return receiving(bus, subject, one, queue=queue, concurrency=concurrency, endpoint=endpoint)
 
 
 async def _respond(bus: Bus, reply: str, data: bytes | None) -> None:

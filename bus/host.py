@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -20,6 +21,9 @@ from dsec.bus.credentials import Credentials
 from dsec.bus.driver import Driver, Images
 from dsec.bus.errors import DsecError, InfraError, MissingTool
 from dsec.bus.home import Home
+from dsec.bus.ids import tail
+from dsec.bus.membership import here, member
+from dsec.bus.micro import Service
 from dsec.bus.transport import Bus
 from dsec.bus.wire import Wire
 
@@ -56,7 +60,12 @@ class Plugin(Protocol):
 
 
 def load(group: str, name: str) -> Any:
-    """The class behind an entry point. Raises MissingTool telling what is installed instead."""
+    """The class behind an entry point, or behind `package.module:Class`.
+
+    Raises MissingTool telling what is installed instead.
+    """
+    if ":" in name:
+        return _imported(name)
     found = {entry.name: entry for entry in entry_points(group=group)}
     if name not in found:
         raise MissingTool(f"no {name!r} among the entry points {group}: {', '.join(found) or 'none'}")
@@ -66,11 +75,24 @@ def load(group: str, name: str) -> Any:
         raise MissingTool.during(f"{group}:{name} cannot be loaded", error) from error
 
 
-async def usable_drivers(home: Home, node: str) -> dict[str, Driver]:
-    """Every installed driver that this machine can run. Raises MissingTool when there is none."""
+def _imported(target: str) -> Any:
+    module, _, name = target.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise MissingTool.during(f"{target} cannot be loaded", error) from error
+
+
+async def usable_drivers(home: Home, node: str, *, without: Collection[str] = ()) -> dict[str, Driver]:
+    """Every installed driver that this machine can run, but for those that run in processes of their own.
+
+    Raises MissingTool when there is none, unless some are left out.
+    """
     usable: dict[str, Driver] = {}
     refused: list[str] = []
     for entry in entry_points(group=DRIVERS):
+        if entry.name in without:
+            continue
         try:
             driver: Driver = load(DRIVERS, entry.name)(home.driver(node, entry.name))
             await driver.check()
@@ -79,7 +101,7 @@ async def usable_drivers(home: Home, node: str) -> dict[str, Driver]:
             refused.append(f"{entry.name}: {error.message}")
         else:
             usable[entry.name] = driver
-    if not usable:
+    if not usable and not without:
         raise MissingTool(f"no backend works on this machine ({'; '.join(refused) or 'none is installed'})")
     return usable
 
@@ -98,17 +120,42 @@ async def images_of(home: Home, node: str) -> AsyncIterator[Images]:
 
 @contextlib.asynccontextmanager
 async def plugin(
-    name: str, url: str, credentials: Credentials, context: Context, *, stop_within: float = STOP_WITHIN
+    name: str,
+    url: str,
+    credentials: Credentials,
+    context: Context,
+    *,
+    stop_within: float = STOP_WITHIN,
+    service: Service | None = None,
+    concurrency: int | None = None,
 ) -> AsyncIterator[Wire]:
-    """Run one plugin over a connection of its own, which is yielded."""
+    """Run one plugin over a connection of its own, which is yielded; it is announced as `service`.
+
+    `name`: an entry point or `package.module:Class`. `concurrency`: requests that it works on at once.
+    """
     kind: type[Plugin] = load(PLUGINS, name)
     context.home.mkdir(parents=True, exist_ok=True, mode=0o700)
     async with (
         Wire.connect(url, credentials, name) as wire,
-        ending(kind.running(wire, context), name, within=stop_within),
+        ending(_running(kind, wire, context, concurrency), name, within=stop_within),
+        member(wire, service or service_of(credentials)),
     ):
         log.info("%s runs", name)
         yield wire
+
+
+def _running(
+    kind: type[Plugin], wire: Wire, context: Context, concurrency: int | None
+) -> AbstractAsyncContextManager[None]:
+    wire.workload.cap(concurrency)
+    return kind.running(wire, context)
+
+
+def service_of(credentials: Credentials) -> Service:
+    """How a part is seen: by its kind, and by its node where it is bound to one."""
+    bound = {"node": credentials.node} if credentials.node else {}
+    who = credentials.owner if credentials.node else tail()
+    return Service(credentials.role.value, who, metadata=here(**bound))
 
 
 @contextlib.asynccontextmanager

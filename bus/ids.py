@@ -20,6 +20,8 @@ PATTERNS: Final = {
     "sandbox": re.compile(rf"s-(?P<node>{_NAME})-{_TAIL}"),
     "exec": re.compile(rf"e-{_TAIL}"),
     "job": re.compile(rf"j-{_NAME}"),
+    "driver": re.compile(r"[a-z][a-z0-9_-]{0,31}"),
+    "plugin": re.compile(r"[a-z0-9][a-z0-9_-]{0,127}"),
     "operation": re.compile(r"[A-Za-z0-9_-]{1,64}"),
 }
 
@@ -27,6 +29,11 @@ OperationId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")
 """An idempotency key, chosen by the caller; the same key returns the first answer for 24 h."""
 
 _ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz0123456789"
+
+
+def driver_on(node: str, name: str) -> str:
+    """The identity of the driver `name` of a node: `d-<node>-<name>`. Raises BadId."""
+    return f"d-{check('node', node)[2:]}-{check('driver', name)}"
 
 
 def check(kind: str, value: str) -> str:

@@ -51,6 +51,12 @@ class LocalSubscription:
         with contextlib.suppress(ValueError):
             self._hub.subscriptions.remove(self)
 
+    async def drain(self) -> None:
+        with contextlib.suppress(ValueError):
+            self._hub.subscriptions.remove(self)
+        await asyncio.sleep(0)  # what was routed before is delivered in this turn
+        self.active = False
+
     def deliver(self, message: Received) -> None:
         if not self.active:
             return

@@ -281,6 +281,29 @@ class Heartbeat(Message):
     draining: bool = False
 
 
+class Announce(Message):
+    """plugin.announce: a process joins, drains or has left; again after each reconnection."""
+
+    v: int = VERSION
+    kind: str
+    id: str
+    state: Literal["joined", "draining", "left"]
+    time: int = Field(description="unix ms")
+    metadata: dict[str, str] = Field(default_factory=dict)
+
+
+class PluginHeartbeat(Message):
+    """plugin.heartbeat, 1 Hz."""
+
+    v: int = VERSION
+    kind: str
+    id: str
+    time: int = Field(description="unix ms")
+    busy: int = Field(description="requests in hand")
+    requests: int = Field(description="requests dealt with since it began")
+    errors: int = Field(description="of those, answered with an error")
+
+
 class Event(Message):
     """event.<what>: the record after the change."""
 

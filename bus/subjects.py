@@ -7,7 +7,7 @@ permissions pin project and principal, so a receiver may believe them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from dsec.bus.errors import BadId
 from dsec.bus.ids import check, node_of
@@ -125,6 +125,36 @@ def node_create(node: str) -> str:
 def node_heartbeat(node: str) -> str:
     """node.heartbeat.<n>: 1 Hz, not stored."""
     return f"node.heartbeat.{check('node', node)}"
+
+
+def plugin(verb: Literal["announce", "heartbeat", "drain"], kind: str, id_: str) -> str:
+    """plugin.announce.<kind>.<id>: a process joins or leaves; plugin.heartbeat.<kind>.<id>: it lives, 1 Hz;
+    plugin.drain.<kind>.<id>: the operator asks it to finish and leave."""
+    return f"plugin.{verb}.{check('plugin', kind)}.{check('plugin', id_)}"
+
+
+DRIVER_VERBS: Final = (
+    *("info", "create", "channel", "destroy", "inspect", "recover"),
+    *("pause", "resume", "oom_kills"),
+)
+"""What an edge asks of a driver in a process of its own (docs/adr/0005-drivers-in-their-own-process.md)."""
+DRIVER_NEWS: Final = ("up", "death")
+"""What such a driver tells its edge: that it lives, 1 Hz, and deaths of sandboxes; not stored."""
+
+
+def driver(verb: str, node: str, name: str) -> str:
+    """driver.<verb>.<node>.<name>: between a node's edge and one driver of it."""
+    return f"driver.{verb}.{check('node', node)}.{check('driver', name)}"
+
+
+def driver_named(subject: str) -> str:
+    """The name in a driver's subject. Raises BadId."""
+    return check("driver", subject.rpartition(".")[2])
+
+
+def driver_news(verb: str, node: str) -> str:
+    """driver.<verb>.<node>.*: news of every driver of a node."""
+    return f"driver.{verb}.{check('node', node)}.*"
 
 
 SCHED_PLACE: Final = "sched.place"

@@ -26,6 +26,10 @@ class Subscription(Protocol):
         """No callback runs afterwards; repeatable."""
         ...
 
+    async def drain(self) -> None:
+        """`unsubscribe` after the callback has had what the bus had already sent here; repeatable."""
+        ...
+
 
 class Bus(Protocol):
     """One connection with one identity."""

@@ -39,6 +39,7 @@ from dsec.bus.errors import (
 from dsec.bus.headers import header_bytes, parse_headers
 from dsec.bus.ids import tail
 from dsec.bus.transport import Callback, Received
+from dsec.bus.workload import Workload
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +75,11 @@ class WireSubscription:
         with contextlib.suppress(Error):  # closed or reconnecting: there is nothing to take back
             await self._connection.unsubscribe_direct(self._sid)
 
+    async def drain(self) -> None:
+        with contextlib.suppress(Error, OSError, TimeoutError):
+            await self._connection.stop_direct(self._sid)
+        await self.unsubscribe()
+
 
 class Wire:
     """transport.Bus over NATS; made by `connect` only."""
@@ -81,6 +87,7 @@ class Wire:
     def __init__(self, credentials: Credentials) -> None:
         self._credentials = credentials
         self._connection = Connection(self._violated)
+        self.workload = Workload()
         self._inbox = credentials.inbox
         self._answers = f"{credentials.inbox}.{tail(8)}."
         self._tokens = itertools.count()
@@ -173,13 +180,18 @@ class Wire:
         self._denied.discard(key)
         try:
             sid = await self._connection.subscribe_direct(subject, queue, receive)
-            subscription = WireSubscription(self._connection, sid)
-            await self._connection.roundtrip()
-        except (Error, OSError, TimeoutError) as error:
+        except (Error, OSError) as error:
             raise BrokerDown.during(f"{subject} was not subscribed", error) from error
-        if key in self._denied:
-            await subscription.unsubscribe()
-            raise PolicyError(f"not allowed to subscribe to {subject}")
+        subscription = WireSubscription(self._connection, sid)
+        try:
+            await self._connection.roundtrip()
+            if key in self._denied:
+                raise PolicyError(f"not allowed to subscribe to {subject}")
+        except BaseException as error:
+            await subscription.unsubscribe()  # or it would come back with the connection
+            if isinstance(error, Error | OSError):
+                raise BrokerDown.during(f"{subject} was not subscribed", error) from error
+            raise
         return subscription
 
     # --- hooks

@@ -105,9 +105,18 @@ class Iam:
         return _enrol(home, Credentials.new(Role.EDGE, node=ids.check("node", node)))
 
     @classmethod
+    def create_plugin(cls, home: Home, node: str, driver: str) -> Credentials:
+        """Credentials of a driver of `node` that runs in a process of its own, also saved to their file.
+
+        Raises BadId, Conflict.
+        """
+        owner = ids.driver_on(node, driver)
+        return _enrol(home, Credentials.new(Role.DRIVER, node=node, principal=owner))
+
+    @classmethod
     def remove(cls, home: Home, owner: str) -> None:
-        """Forget a principal `u-…` or node `n-…`; it is refused at its next connect. Raises BadId."""
-        ids.check("principal" if owner.startswith("u-") else "node", owner)
+        """Forget a principal `u-…`, node `n-…` or driver `d-…`; refused at its next connect. Raises BadId."""
+        ids.check({"u-": "principal", "d-": "plugin"}.get(owner[:2], "node"), owner)
         _store(home.part("iam")).remove(owner)
         _file(home, owner).unlink(missing_ok=True)
 

@@ -8,10 +8,11 @@ only its own name.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from dsec.bus import subjects
+from dsec.bus import ids, subjects
 from dsec.bus.credentials import Role
 from dsec.plugins.iam.store import Identity
 
@@ -40,16 +41,12 @@ def rights_of(identity: Identity) -> Rights:
             return _tenant(identity.project, identity.principal)
         case Role.EDGE:
             return _edge(identity.node)
-        case Role.CORE:
-            return _core()
-        case Role.SCHEDULER:
-            return _scheduler()
-        case Role.JOURNAL:
-            return _journal()
-        case Role.OPERATOR:
-            return _operator()
+        case Role.DRIVER:
+            return _driver(identity.node, identity.principal)
         case Role.IAM:
             raise ValueError("iam's rights are static")
+        case kind:
+            return _CONTROL[kind]()
 
 
 def _tenant(project: str, principal: str) -> Rights:
@@ -70,6 +67,7 @@ def _edge(node: str) -> Rights:
             "audit.edge.>",
             subjects.node_heartbeat(node),
             subjects.SCHED_VETO,
+            *(f"driver.{verb}.{node}.*" for verb in subjects.DRIVER_VERBS),
             *_plugin("edge", node),
             # only with the subject in the subject: a filter in the body would read other nodes' records
             f"{API}.DIRECT.GET.EXEC.{own[0]}",
@@ -77,8 +75,29 @@ def _edge(node: str) -> Rights:
             f"{API}.DIRECT.GET.KV_{subjects.REGISTRY_BUCKET}.{registry}",
             *_infos(*STREAMS),
         ),
-        subscribe=(f"node.*.{node}", *subjects.node_requests(node), "$SRV.>", subjects.inbox(node) + ".>"),
+        subscribe=(
+            f"node.*.{node}",
+            *subjects.node_requests(node),
+            *(subjects.driver_news(verb, node) for verb in subjects.DRIVER_NEWS),
+            *_service("edge", node),
+        ),
         answer_within=150.0,  # a create from a cold image may take the client's whole 120 s
+    )
+
+
+def _driver(node: str, owner: str) -> Rights:
+    """One driver of one node, in a process of its own: it answers its edge, and nobody else hears it."""
+    name = owner.removeprefix(ids.driver_on(node, "x")[:-1])
+    return Rights(
+        publish=(
+            *(subjects.driver(verb, node, name) for verb in subjects.DRIVER_NEWS),
+            *_plugin("driver", owner),
+        ),
+        subscribe=(
+            *(subjects.driver(verb, node, name) for verb in subjects.DRIVER_VERBS),
+            *_service("driver", owner),
+        ),
+        answer_within=150.0,
     )
 
 
@@ -91,7 +110,7 @@ def _core() -> Rights:
             subjects.SCHED_PLACE,
             f"$KV.{subjects.OPS_BUCKET}.>",
             "audit.core.>",
-            *_plugin("core", "core"),
+            *_plugin("core"),
             *(f"{API}.STREAM.{verb}.{stream}" for verb in ("CREATE", "UPDATE") for stream in STREAMS),
             *_infos(*STREAMS),
             *_reads(registry, ops),
@@ -103,7 +122,7 @@ def _core() -> Rights:
 
 def _scheduler() -> Rights:
     return Rights(
-        publish=("audit.scheduler.>", *_plugin("scheduler", "scheduler")),
+        publish=("audit.scheduler.>", *_plugin("scheduler")),
         subscribe=(subjects.SCHED_PLACE, subjects.ALL_HEARTBEATS, *_service("scheduler")),
         answer_within=5.0,
     )
@@ -113,7 +132,7 @@ def _journal() -> Rights:
     return Rights(
         publish=(
             "audit.journal.>",
-            *_plugin("journal", "journal"),
+            *_plugin("journal"),
             *_infos(*subjects.STREAMS),
             *_reads(*subjects.STREAMS),
         ),
@@ -123,10 +142,11 @@ def _journal() -> Rights:
 
 
 def _operator() -> Rights:
-    """Reads everything that is stored, asks every service how it is, changes nothing."""
+    """Reads everything that is stored, asks every service how it is, asks plugins to drain; no more."""
     return Rights(
         publish=(
             "$SRV.>",
+            "plugin.drain.*.*",
             f"{API}.STREAM.LIST",
             f"{API}.STREAM.NAMES",
             f"{API}.CONSUMER.LIST.*",
@@ -143,13 +163,22 @@ def _operator() -> Rights:
     )
 
 
-def _plugin(kind: str, owner: str) -> tuple[str, ...]:
-    return tuple(f"plugin.{verb}.{kind}.{owner}" for verb in ("announce", "heartbeat", "drain"))
+_CONTROL: Final[dict[Role, Callable[[], Rights]]] = {
+    Role.CORE: _core,
+    Role.SCHEDULER: _scheduler,
+    Role.JOURNAL: _journal,
+    Role.OPERATOR: _operator,
+}
 
 
-def _service(role: str) -> tuple[str, ...]:
-    """What a part of the control plane listens to besides its work: discovery, and its inbox."""
-    return "$SRV.>", subjects.inbox(role) + ".>"
+def _plugin(kind: str, owner: str = "*") -> tuple[str, ...]:
+    """What a part tells of itself. Several of one kind share its credential, each has an id of its own."""
+    return tuple(f"plugin.{verb}.{kind}.{owner}" for verb in ("announce", "heartbeat"))
+
+
+def _service(kind: str, owner: str = "") -> tuple[str, ...]:
+    """What a part listens to besides its work: discovery, the operator's word to drain, and its inbox."""
+    return "$SRV.>", f"plugin.drain.{kind}.{owner or '*'}", subjects.inbox(owner or kind) + ".>"
 
 
 def _served(verbs: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
