@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 from dsec.bus.errors import SpecError
 from dsec.bus.home import Home
 from dsec.sdk import Client
-from dsec.sdk.cli.output import json_option
+from dsec.sdk.cli.output import json_option, progress_console
 
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
@@ -23,8 +25,19 @@ def client_options(parser: argparse.ArgumentParser) -> None:
     json_option(parser)
 
 
-def client_of(args: argparse.Namespace) -> Client:
-    """The client that the options name. Raises BrokerDown when no platform is known."""
+@contextlib.asynccontextmanager
+async def client_of(args: argparse.Namespace) -> AsyncIterator[Client]:
+    """The client that the options name, connected while the block runs.
+
+    Raises BrokerDown when no platform is known or it does not answer, Unauthenticated.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        with progress_console().status("connecting"):
+            client = await stack.enter_async_context(_client(args))
+        yield client
+
+
+def _client(args: argparse.Namespace) -> Client:
     if args.home is None:
         return Client(args.url, args.credentials)
     ready = Home(args.home).ready()
