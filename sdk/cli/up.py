@@ -28,6 +28,7 @@ from dsec.bus.home import Home, default_node
 from dsec.bus.host import CONTROL_PLANE, PLUGINS, Context, images_of, load, plugin, usable_drivers
 from dsec.bus.messages import Place
 from dsec.bus.wire import Wire
+from dsec.sdk.cli.loop import loop_factory
 from dsec.sdk.cli.output import emit, say
 
 log = logging.getLogger(__name__)
@@ -89,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     )
     logging.getLogger("dsec").setLevel(logging.INFO)
     try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(up(options))
     except OSError as error:
         raise InfraError.during(f"home {options.home.path}", error) from error
@@ -203,12 +204,3 @@ def _tell(ready: dict[str, Any], *, as_json: bool) -> None:
     else:
         say(f"dsec is up: {', '.join(ready['parts'])} on {ready['url']}, home {ready['home']}")
         sys.stdout.flush()
-
-
-def _loop_factory() -> Any:
-    """uvloop's, where it is installed (extra `node`); asyncio's own otherwise."""
-    try:
-        import uvloop  # noqa: PLC0415 - optional
-    except ImportError:
-        return None
-    return uvloop.new_event_loop

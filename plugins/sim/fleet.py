@@ -1,0 +1,45 @@
+"""Many simulated nodes in one process, each with a connection and a credential of its own, one journal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+from dsec.bus.credentials import Credentials
+from dsec.bus.wire import Wire
+from dsec.plugins.sim.config import SimConfig
+from dsec.plugins.sim.journal import Journal
+from dsec.plugins.sim.node import SimNode
+
+CONNECTING: int = 16
+"""Connections that are made at once: iam answers each."""
+
+
+@contextlib.asynccontextmanager
+async def fleet(
+    url: str, credentials: Mapping[str, Credentials], home: Path, config: SimConfig | None = None
+) -> AsyncIterator[dict[str, SimNode]]:
+    """The nodes that `credentials` names, serving while the block runs; `home` keeps their journal.
+
+    Raises BrokerDown, Unauthenticated, DiskFull, InfraError.
+    """
+    gate = asyncio.Semaphore(CONNECTING)
+    async with contextlib.AsyncExitStack() as stack:
+        journal = await stack.enter_async_context(Journal.opened(home / "journal.jsonl"))
+
+        async def connected(node: str, who: Credentials) -> Wire:
+            async with gate:
+                return await stack.enter_async_context(Wire.connect(url, who, f"sim {node}"))
+
+        wires = await asyncio.gather(*(connected(node, who) for node, who in credentials.items()))
+        nodes = {}
+        for node, wire in zip(credentials, wires, strict=True):
+            nodes[node] = await stack.enter_async_context(SimNode.running(wire, node, journal, config))
+        yield nodes
+
+
+def names(count: int) -> list[str]:
+    """Names of `count` simulated nodes: `n-sim-000`…"""
+    return [f"n-sim-{number:03d}" for number in range(count)]

@@ -1,0 +1,372 @@
+"""A simulated node: the node's side of the bus, without machines.
+
+It answers, journals, registers and audits as a real node does: a create is acknowledged when it is on disk,
+registry and events follow, mutating calls are audited. What is simulated is the inside: a sandbox is an entry
+in a table, a command is an outcome of the configuration.
+
+The create path handles orders and records as JSON, not as models: thousands a second pass here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import orjson
+
+from dsec.bus import subjects
+from dsec.bus.appender import Appender
+from dsec.bus.audit import Auditor
+from dsec.bus.errors import (
+    DeadlineExceeded,
+    DsecError,
+    InfraError,
+    NoCapacity,
+    NoSuchSandbox,
+    SpecError,
+    Unsupported,
+)
+from dsec.bus.handlers import (
+    Call,
+    Handler,
+    check_reply,
+    ok,
+    result,
+    serving,
+    serving_internal,
+    typed,
+)
+from dsec.bus.messages import GrantCredit, Heartbeat, RenewSandbox, Request, StartExec, State
+from dsec.bus.transport import Bus, Received
+from dsec.plugins.sim import journal as lines
+from dsec.plugins.sim.books import Books, Held, applied
+from dsec.plugins.sim.config import Fate, SimConfig, Verb
+from dsec.plugins.sim.execs import Execs
+from dsec.plugins.sim.journal import Journal, Past
+
+log = logging.getLogger(__name__)
+
+EVERY: Final = 1.0
+"""Seconds between heartbeats."""
+REAP_EVERY: Final = 0.2
+CONCURRENCY: Final = 8192
+AUDITED: Final = frozenset({"destroy", "pause", "resume", "renew"})
+
+
+class SimNode:
+    """One node; made by `running`. `sandboxes` counts what it holds."""
+
+    def __init__(self, bus: Bus, node: str, config: SimConfig, journal: Journal, appender: Appender) -> None:
+        self.node = node
+        self._bus = bus
+        self._config = config
+        self._journal = journal
+        self._appender = appender
+        self._auditor = Auditor(appender, "edge")
+        self._fate = Fate(config, node)
+        self._books = Books(config, journal.past.pop(node, Past()), journal.epoch, time.time())
+        self._creating: dict[str, asyncio.Future[bytes]] = {}
+        self._ending: dict[str, asyncio.Future[None]] = {}
+        self._audit_create = {"op": "sandbox.create", "subject": subjects.node_create(node)}
+        execs = Execs(node, config, self._fate, journal, appender)
+        self._handlers: dict[tuple[str, str], Handler] = {
+            ("sandbox", "stat"): typed(Request, self.stat),
+            ("sandbox", "destroy"): typed(Request, self.destroy),
+            ("sandbox", "pause"): typed(Request, self.pause),
+            ("sandbox", "resume"): typed(Request, self.resume),
+            ("sandbox", "renew"): typed(RenewSandbox, self.renew),
+            ("exec", "start"): typed(StartExec, lambda call, request: execs.start(self._held(call), request)),
+            ("exec", "credit"): typed(GrantCredit, lambda call, _: execs.credit(self._held(call), call)),
+        }
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def running(
+        cls, bus: Bus, node: str, journal: Journal, config: SimConfig | None = None
+    ) -> AsyncIterator[SimNode]:
+        """Serve as `node` while the block runs; `bus` is connected with that node's credential.
+
+        Sandboxes outlive the block in the journal: the next node of that name has them again.
+        """
+        async with Appender.running(bus) as appender, contextlib.AsyncExitStack() as stack:
+            self = cls(bus, node, config or SimConfig(), journal, appender)
+            self._recover()
+            for subject in subjects.node_requests(node):
+                block = serving(
+                    bus, subject, self.handle, concurrency=CONCURRENCY, refused=self._auditor.refused
+                )
+                await stack.enter_async_context(block)
+            await stack.enter_async_context(
+                serving_internal(bus, subjects.node_create(node), self.create, concurrency=CONCURRENCY)
+            )
+            tasks = [asyncio.create_task(self._beat()), asyncio.create_task(self._reap())]
+            try:
+                yield self
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def sandboxes(self) -> int:
+        return len(self._books.table)
+
+    def _recover(self) -> None:
+        """Tell what a former process left: the same records, under this epoch."""
+        for held in self._books.table.values():
+            self._doom(held)
+            self._publish(held, "recovered")
+
+    # --- create
+
+    async def create(self, message: Received) -> bytes | None:
+        """Core's order; the answer goes to the tenant. A veto gives it back to core."""
+        order = orjson.loads(message.data)
+        check_reply(message.reply, order["principal"])
+        late = time.time() * 1000 - order["deadline"]
+        if late > 0:
+            raise DeadlineExceeded(
+                f"the deadline passed {late:.0f} ms ago; nothing was done", field="deadline"
+            )
+        key = f"{order['project']}/create/{order['op']}"
+        try:
+            record = self._books.answers.get(key) or await self._once(order, key)
+        except NoCapacity as reason:
+            await self._veto(order, message.reply, reason)
+            return None
+        except DsecError as error:
+            self._note_create(order, error.code, error.message)
+            raise
+        self._note_create(order, "ok")
+        return b'{"ok":%b}' % record
+
+    async def _once(self, order: dict[str, Any], key: str) -> bytes:
+        """The record; those who ask meanwhile wait for the same one."""
+        running = self._creating.get(key)
+        if running is not None:
+            return await asyncio.shield(running)
+        self._creating[key] = running = asyncio.get_running_loop().create_future()
+        try:
+            record = await self._make(order, key)
+        except BaseException as error:
+            running.set_exception(
+                error if isinstance(error, Exception) else InfraError("the node is stopping")
+            )
+            running.exception()  # seen: the caller gets it here
+            raise
+        else:
+            running.set_result(record)
+            return record
+        finally:
+            del self._creating[key]
+
+    async def _make(self, order: dict[str, Any], key: str) -> bytes:
+        spec, now = order["spec"], time.time()
+        if spec["backend"] not in self._config.backends:
+            raise Unsupported(f"backend {spec['backend']!r} is not on this node", field="backend")
+        limits = applied(spec["limits"], self._config.defaults)
+        self._books.admit(limits["cpu"] or 0.0, limits["memory"] or 0, len(self._creating) - 1)
+        delay = self._fate.delay("create")
+        if delay:
+            await asyncio.sleep(delay)
+        self._fate.strike("create")
+        body = {
+            "v": 1,
+            "sandbox": order["sandbox"],
+            "project": order["project"],
+            "principal": order["principal"],
+            "node": self.node,
+            "epoch": self._journal.epoch,
+            "state": "running",
+            "spec": spec,
+            "applied": limits,
+            "created": int(now * 1000),
+            "expires": int((now + spec["ttl"]) * 1000),
+            "failure": None,
+            "reason": "",
+        }
+        record = orjson.dumps(body)
+        await self._journal.append(lines.created(self.node, key, record))
+        held = Held.of(body, record, now)
+        self._doom(held, add=True)
+        self._books.answers[key] = record
+        self._publish(held, "created")
+        return record
+
+    def _doom(self, held: Held, *, add: bool = False) -> None:
+        """Roll when the sandbox dies by itself."""
+        lifetime = self._fate.lifetime()
+        held.dies = None if lifetime is None else time.time() + lifetime
+        if add:
+            self._books.add(held)
+        elif lifetime is not None:
+            self._books.again(held)
+
+    async def _veto(self, order: dict[str, Any], reply: str, reason: NoCapacity) -> None:
+        veto = orjson.dumps({"order": order, "reply": reply, "reason": reason.message})
+        left = max(0.1, order["deadline"] / 1000 - time.time())
+        answer = await self._bus.request(subjects.SCHED_VETO, veto, timeout=min(left, 10.0))
+        result(answer.data)
+
+    def _note_create(self, order: dict[str, Any], outcome: str, detail: str = "") -> None:
+        entry = self._audit_create | {
+            "time": int(time.time() * 1000),
+            "principal": order["principal"],
+            "target": order["sandbox"],
+            "outcome": outcome,
+            "detail": detail,
+        }
+        self._appender.put(subjects.audit("edge", "create", order["project"]), orjson.dumps(entry))
+
+    # --- one sandbox
+
+    async def handle(self, call: Call) -> bytes | None:
+        """One request of a tenant, audited where it changes something or is denied."""
+        at = call.address
+        handler = self._handlers.get((at.noun, at.verb))
+        if handler is None:
+            raise Unsupported(f"{at.noun}.{at.verb} is not served by a simulated node", field="subject")
+        audited = at.noun == "sandbox" and at.verb in AUDITED
+        target = at.exec or at.sandbox
+        try:
+            answer = await handler(call)
+        except DsecError as error:
+            if audited or isinstance(error, NoSuchSandbox):
+                self._auditor.note(at, call.subject, outcome=error.code, target=target, detail=error.message)
+            raise
+        if audited:
+            self._auditor.note(at, call.subject, outcome="ok", target=target)
+        return answer
+
+    def _held(self, call: Call) -> Held:
+        return self._books.get(call.address.sandbox, call.address.project, time.time())
+
+    async def stat(self, call: Call, _: Request) -> bytes:
+        """The sandbox's record."""
+        return _told(self._held(call))
+
+    async def destroy(self, call: Call, _: Request) -> bytes:
+        """Nothing is left of it; repeatable."""
+        at = call.address
+        if self._books.gone.get(at.sandbox) != at.project:
+            held = self._held(call)
+            await self._trial("destroy")
+            await self._end(held, "")
+        return ok()
+
+    async def pause(self, call: Call, _: Request) -> bytes:
+        """Repeatable. Raises SpecError for a failed sandbox."""
+        return await self._switch(call, "pause", State.PAUSED)
+
+    async def resume(self, call: Call, _: Request) -> bytes:
+        """Repeatable. Raises SpecError for a failed sandbox."""
+        return await self._switch(call, "resume", State.RUNNING)
+
+    async def renew(self, call: Call, request: RenewSandbox) -> bytes:
+        """A new time to live, counted from now."""
+        held = self._held(call)
+        await self._trial("renew")
+        held.expires = time.time() + request.ttl
+        await self._change(held, "renewed", expires=int(held.expires * 1000))
+        self._books.again(held)
+        return _told(held)
+
+    async def _switch(self, call: Call, verb: Verb, state: State) -> bytes:
+        held = self._held(call)
+        if held.state is State.FAILED:
+            raise SpecError(f"a sandbox that is failed cannot become {state.value}", field="state")
+        if held.state is not state:
+            await self._trial(verb)
+            held.state = state
+            await self._change(held, state.value, state=state.value)
+        return _told(held)
+
+    async def _trial(self, verb: Verb) -> None:
+        await asyncio.sleep(self._fate.delay(verb))
+        self._fate.strike(verb)
+
+    async def _change(self, held: Held, what: str, **fields: Any) -> None:
+        held.record = orjson.dumps(orjson.loads(held.record) | fields)
+        await self._journal.append(lines.changed(self.node, held.record))
+        self._publish(held, what)
+
+    async def _end(self, held: Held, reason: str) -> None:
+        """Destroy; those who ask meanwhile wait for the same end."""
+        running = self._ending.get(held.id)
+        if running is not None:
+            return await asyncio.shield(running)
+        self._ending[held.id] = running = self._journal.append(lines.gone(self.node, held.id, held.project))
+        try:
+            await asyncio.shield(running)
+        finally:
+            del self._ending[held.id]
+        self._books.remove(held)
+        held.state = State.DESTROYED
+        held.record = orjson.dumps(orjson.loads(held.record) | {"state": "destroyed", "reason": reason})
+        self._publish(held, "destroyed")
+        return None
+
+    def _publish(self, held: Held, what: str) -> None:
+        """Tell registry and events; a destroyed sandbox leaves the registry."""
+        key = f"$KV.{subjects.REGISTRY_BUCKET}.{held.project}.{self.node}.{held.id}"
+        if held.state is State.DESTROYED:
+            self._appender.put(key, b"", headers={"KV-Operation": "DEL"})
+        else:
+            self._appender.put(key, held.record)
+        event = b'{"time":%d,"record":%b}' % (int(time.time() * 1000), held.record)
+        self._appender.put(f"event.{what}.{held.project}.{self.node}.{held.id}", event)
+
+    # --- by itself
+
+    async def _reap(self) -> None:
+        while True:
+            now = time.time()
+            for held in self._books.take_due(now):
+                try:
+                    await self._befall(held, now)
+                except DsecError:
+                    log.exception("%s", held.id)
+                    self._books.again(held)
+            await asyncio.sleep(REAP_EVERY)
+
+    async def _befall(self, held: Held, now: float) -> None:
+        reason = held.why_over(now)
+        if reason is not None:
+            await self._end(held, reason)
+            return
+        deaths = self._config.deaths
+        assert deaths is not None
+        held.state = State.FAILED
+        await self._change(held, "failed", state="failed", failure=deaths.failure.value, reason=deaths.reason)
+        self._books.again(held)
+
+    async def _beat(self) -> None:
+        await asyncio.sleep(random.uniform(0, 0.1))  # noqa: S311 - many nodes start together
+        subject = subjects.node_heartbeat(self.node)
+        while True:
+            with contextlib.suppress(InfraError):  # not connected: silence is what the watcher needs to hear
+                await self._bus.publish(subject, self._heartbeat().model_dump_json().encode())
+            await asyncio.sleep(EVERY)
+
+    def _heartbeat(self) -> Heartbeat:
+        books, config = self._books, self._config
+        return Heartbeat(
+            node=self.node,
+            epoch=self._journal.epoch,
+            time=int(time.time() * 1000),
+            backends={name: ["pause"] for name in config.backends},
+            cpu=config.cpu,
+            memory=config.memory,
+            cpu_used=max(0.0, books.cpu),
+            memory_used=books.memory,
+            sandboxes=len(books.table) + len(self._creating),
+        )
+
+
+def _told(held: Held) -> bytes:
+    return b'{"ok":%b}' % held.record
