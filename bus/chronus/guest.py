@@ -51,6 +51,7 @@ class Guest(Files):
         self._started = 0  # and attached: each has one end to tell
         self._strays = 0
         self._watchdog: asyncio.TimerHandle | None = None
+        self._excused = False
         self._closed = asyncio.Event()
         self._reason = ""
         self._transport = Transport(channel.socket, self._on_packet, self._on_close)
@@ -150,6 +151,16 @@ class Guest(Files):
         """Repeatable. Commands run on; descriptors stay with their Exec."""
         self._transport.close()
 
+    def excuse(self) -> None:
+        """The inside is about to be frozen: its silence does not count until `expect`. Repeatable."""
+        self._excused = True
+
+    def expect(self) -> None:
+        """The inside runs: it has its full patience for what was asked before. Repeatable."""
+        self._excused = False
+        now = self._loop.time()
+        self._calls = {number: call._replace(since=now) for number, call in self._calls.items()}
+
     # What an Exec asks of its Guest.
 
     async def tell(self, op: Op, exec_id: str, before: bytes = b"") -> Reply:
@@ -225,7 +236,7 @@ class Guest(Files):
         oldest = next(iter(self._calls.values()), None)
         if oldest is None:
             return
-        left = oldest.since + PATIENCE - self._loop.time()
+        left = PATIENCE if self._excused else oldest.since + PATIENCE - self._loop.time()
         if left > 0:
             self._watchdog = self._loop.call_later(left, self._watch)
         else:

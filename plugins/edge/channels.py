@@ -15,6 +15,7 @@ from dsec.bus.chronus.guest import Guest
 from dsec.bus.driver import Death
 from dsec.bus.errors import DsecError, Failure, GoneError
 from dsec.plugins.edge.ending import Ending
+from dsec.plugins.edge.freezing import answering
 from dsec.plugins.edge.node import Node
 from dsec.plugins.edge.sandboxes import Sandbox
 
@@ -56,11 +57,12 @@ class Channels:
             await self._ending.fail(death)
             return
         log.warning("%s: the channel broke; connecting again", sandbox.id)
-        guest = await Guest.connect(await sandbox.driver.channel(sandbox.id))
-        if sandbox.guest is None:
-            guest.close()
-            return
-        sandbox.guest = guest
-        for exec_, running in list(sandbox.running.items()):
-            if not running.leader.exited.done():
-                running.leader.adopt(await guest.attach(exec_))
+        async with sandbox.switching, answering(sandbox):
+            guest = await Guest.connect(await sandbox.driver.channel(sandbox.id))
+            if sandbox.guest is None:
+                guest.close()
+                return
+            sandbox.guest = guest
+            for exec_, running in list(sandbox.running.items()):
+                if not running.leader.exited.done():
+                    running.leader.adopt(await guest.attach(exec_))

@@ -1,8 +1,8 @@
 """How sandboxes end: destroyed on request or when their time is up, failed when their inside died.
 
 A destroy is acknowledged when nothing is left on the node; it is in the journal before the first step, so a
-restarted node finishes it. A failed sandbox loses its processes at once and keeps its record and its writable
-layer until it is destroyed.
+restarted node finishes it; a disk too full for that is freed first. A failed sandbox loses its processes at
+once and keeps its record and its writable layer until it is destroyed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import logging
 
 from dsec.bus.driver import Death
-from dsec.bus.errors import DsecError, NoSuchSandbox
+from dsec.bus.errors import DsecError, InfraError, NoSuchSandbox
 from dsec.bus.handlers import ok
 from dsec.bus.messages import State
 from dsec.plugins.edge.node import Node
@@ -47,8 +47,11 @@ class Ending:
 
     async def _destroy(self, sandbox: Sandbox, reason: str) -> None:
         node = self._node
-        await node.journal.destroying(sandbox.id)
         sandbox.doomed = True
+        try:
+            await node.journal.destroying(sandbox.id)
+        except InfraError as error:  # a full disk is no reason to keep what fills it
+            log.warning("%s is destroyed all the same: %s", sandbox.id, error)
         sandbox.end()
         await self.sweep(sandbox.id, sandbox.handle.driver)
         record = sandbox.record.model_copy(update={"state": State.DESTROYED, "reason": reason})
@@ -71,7 +74,7 @@ class Ending:
         if sandbox is None or sandbox.doomed or sandbox.record.state is State.FAILED:
             return
         log.warning("%s failed (%s): %s", sandbox.id, death.failure.value, death.reason)
-        await self._node.sandboxes.change(sandbox, State.FAILED, failure=death.failure, reason=death.reason)
+        await self._node.sandboxes.fail(sandbox, death.failure, death.reason)
         sandbox.end()
         await sandbox.driver.destroy(sandbox.id)
 

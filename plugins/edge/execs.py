@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import os
 import time
+from pathlib import Path
 from typing import Final
 
 from dsec.bus import subjects
+from dsec.bus.appender import Stored
 from dsec.bus.chronus.guest import Command, Exec
 from dsec.bus.errors import DeadlineExceeded, DsecError, GoneError, LimitError, NoSuchExec, SpecError
 from dsec.bus.frames import FRAME_VERSION, HEADER, Kind, pack_parts
@@ -16,15 +19,20 @@ from dsec.bus.handlers import Call, ok
 from dsec.bus.ids import exec_of
 from dsec.bus.messages import GrantCredit, SignalExec, StartExec, WriteStdin
 from dsec.plugins.edge.admission import DEFAULT_LOG_BYTES
+from dsec.plugins.edge.budget import AHEAD
 from dsec.plugins.edge.execlog import ExecLog
 from dsec.plugins.edge.leader import SIGKILL
 from dsec.plugins.edge.node import Node
 from dsec.plugins.edge.running import Running
 from dsec.plugins.edge.sandboxes import Sandbox
+from dsec.plugins.edge.spool import remove
 from dsec.plugins.edge.trajectory import Entry
 
 STDIN_WAIT: Final = 30.0
 """Seconds that a write waits for a command that does not read, at most."""
+ROOM: Final = 2 * AHEAD
+ROOM_FILES: Final = 8
+"""What tmpfs must have free for a command to be started: bytes, and files."""
 PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -62,21 +70,38 @@ class Execs:
     async def _start(self, sandbox: Sandbox, exec_: str, request: StartExec) -> bytes:
         guest = sandbox.inside()
         data = stdin_of(request)
+        room_to_run(sandbox.spools, len(data or b""))
         entry = self._entry(sandbox, exec_, request)
         sandbox.trajectory.start(entry)
         try:
             command = await guest.start(exec_, self._command(sandbox, request, stdin=data is not None))
+            sandbox.logs[exec_] = entry.log
+            answer, stored = await self._begin(sandbox, entry, command, data)
         except DsecError:
             sandbox.trajectory.failed(exec_)
+            sandbox.logs.pop(exec_, None)
             raise
-        sandbox.logs[exec_] = entry.log
-        running = self.run(sandbox, entry, command)
-        if data is not None:
-            self._feed(running, data, eof=not request.stdin_open)
-        answer, stored = await running.begin()
         if request.durable:
             await asyncio.shield(stored)
         return answer
+
+    async def _begin(
+        self, sandbox: Sandbox, entry: Entry, command: Exec, data: bytes | None
+    ) -> tuple[bytes, Stored]:
+        """The answer and its record; the command is ended when this raises DiskFull or InfraError."""
+        try:
+            running = self.run(sandbox, entry, command)
+            if running.stdin is not None:
+                running.stdin.keep(data or b"")
+        except DiskFull:
+            sandbox.running.pop(entry.exec, None)
+            await command.release()
+            remove(sandbox.spools / entry.exec)
+            raise
+        if running.stdin is not None:
+            feed = running.stdin.feed(data or b"", eof=not entry.stdin_open)
+            self._node.tasks.spawn(feed, f"stdin of {entry.exec}")
+        return await running.begin()
 
     def run(self, sandbox: Sandbox, entry: Entry, command: Exec) -> Running:
         """Have `command` among the sandbox's running ones until it is released."""
@@ -162,10 +187,12 @@ class Execs:
             raise NoSuchExec(f"exec {call.address.exec} {told}", field="exec")
         return running
 
-    def _feed(self, running: Running, data: bytes, *, eof: bool) -> None:
-        stdin = running.stdin
-        assert stdin is not None
-        self._node.tasks.spawn(stdin.feed(data, eof=eof), f"stdin of {running.entry.exec}")
+
+def room_to_run(spools: Path, more: int) -> None:
+    """Raises DiskFull, before anything is done, when tmpfs has no room for a command's output and input."""
+    tmpfs = os.statvfs(spools)
+    if tmpfs.f_bavail * tmpfs.f_frsize < ROOM + more or (tmpfs.f_files and tmpfs.f_favail < ROOM_FILES):
+        raise DiskFull(f"the node's tmpfs is full: free some of {spools.parent.parent}")
 
 
 def quota_of(asked: int | None, allowed: int) -> int:

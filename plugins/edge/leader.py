@@ -51,6 +51,11 @@ class Leader:
         return round((self._ended_at - self._entry.started) * 1000, 3)
 
     @property
+    def ended_for(self) -> float | None:
+        """Seconds since the leader's end; None while it runs."""
+        return time.time() - self._ended_at if self.exited.done() else None
+
+    @property
     def grace(self) -> float | None:
         """Seconds that are left of the grace; None while the leader runs or when nothing lives."""
         if not self.exited.done() or self.killed:

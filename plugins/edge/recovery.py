@@ -11,7 +11,7 @@ import asyncio
 import logging
 
 from dsec.bus import subjects
-from dsec.bus.chronus.guest import Guest
+from dsec.bus.chronus.guest import Exec, Guest
 from dsec.bus.directget import DirectGet
 from dsec.bus.driver import CountsOom, Death
 from dsec.bus.errors import DsecError, Failure, GoneError, InfraError
@@ -21,6 +21,7 @@ from dsec.bus.messages import State
 from dsec.plugins.edge.channels import Channels
 from dsec.plugins.edge.ending import Ending, gone_key
 from dsec.plugins.edge.execs import Execs
+from dsec.plugins.edge.freezing import answering
 from dsec.plugins.edge.journal import Phase, Row
 from dsec.plugins.edge.node import Node
 from dsec.plugins.edge.running import Running
@@ -96,17 +97,21 @@ class Recovery:
             await node.sandboxes.rewrite(sandbox, record, what="recovered")
         except DsecError as error:
             await self._failed(sandbox, error)
+        except (OSError, ValueError) as error:  # what a former process left of it cannot be used
+            log.exception("recovering %s", row.sandbox)
+            await self._failed(sandbox, InfraError.during("what is left of it is damaged", error))
 
     async def _inside(self, sandbox: Sandbox) -> None:
         driver = sandbox.driver
         await driver.recover(sandbox.handle)
-        sandbox.guest = await Guest.connect(await driver.channel(sandbox.id))
+        async with sandbox.switching, answering(sandbox):
+            sandbox.guest = guest = await Guest.connect(await driver.channel(sandbox.id))
+            kept = [await guest.attach(exec_) for exec_ in await guest.execs()]
         if isinstance(driver, CountsOom):
             sandbox.oom_kills = await driver.oom_kills(sandbox.id)
-        kept = await sandbox.guest.execs()
-        for exec_ in kept:
-            await self._command(sandbox, sandbox.guest, exec_)
-        await self._never_started(sandbox, set(kept))
+        for command in kept:
+            await self._command(sandbox, command)
+        await self._never_started(sandbox, {command.id for command in kept})
         self._channels.watch(sandbox)
 
     async def _failed(self, sandbox: Sandbox, error: DsecError) -> None:
@@ -114,9 +119,9 @@ class Recovery:
         reason = f"it did not survive the restart of its node: {error.message}"
         await self._ending.fail(Death(sandbox.id, failure, reason))
 
-    async def _command(self, sandbox: Sandbox, guest: Guest, exec_: str) -> None:
+    async def _command(self, sandbox: Sandbox, command: Exec) -> None:
         """Go on with one command of the sandbox."""
-        command = await guest.attach(exec_)
+        exec_ = command.id
         entry = sandbox.trajectory.entries.get(exec_)
         if entry is None:
             log.warning("%s: exec %s is not in the journal; it is ended", sandbox.id, exec_)

@@ -20,7 +20,7 @@ import orjson
 
 from dsec.bus.appender import Stored
 from dsec.bus.chronus.guest import Exec
-from dsec.bus.errors import BrokerDown, DiskFull, DsecError
+from dsec.bus.errors import BrokerDown, DsecError
 from dsec.bus.frames import INLINE_BYTES, Frame, Kind
 from dsec.bus.messages import Ended
 from dsec.plugins.edge.budget import Credit, share
@@ -79,12 +79,12 @@ class Running:
     # --- the start
 
     async def begin(self) -> tuple[bytes, Stored]:
-        """The answer to exec.start, and its record. Raises DiskFull; the command is ended then."""
-        if not self.entry.detach and await self._ends_soon():
-            return await self._inline()
+        """The answer to exec.start, and its record. Raises DiskFull, InfraError, and then has ended it."""
         try:
+            if not self.entry.detach and await self._ends_soon():
+                return await self._inline()
             return self._started()
-        except DiskFull:
+        except DsecError:
             await self._release(b"")
             raise
 

@@ -6,6 +6,7 @@ Each change of state goes to the journal first, then to the registry and the eve
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -158,18 +159,29 @@ class Sandboxes:
         self._table.pop(sandbox, None)
         self.changed.set()
 
-    async def change(
-        self, sandbox: Sandbox, state: State, *, failure: Failure | None = None, reason: str = ""
-    ) -> Record:
-        """Bring `sandbox` into `state`. Raises SpecError when it cannot go there."""
+    async def change(self, sandbox: Sandbox, state: State) -> Record:
+        """Bring `sandbox` into `state`. Raises SpecError when it cannot go there, DiskFull, InfraError."""
         change(sandbox.record.state, state)
-        record = sandbox.record.model_copy(update={"state": state, "failure": failure, "reason": reason})
+        record = sandbox.record.model_copy(update={"state": state})
         return await self.rewrite(sandbox, record, what=state.value)
 
+    async def fail(self, sandbox: Sandbox, failure: Failure, reason: str) -> None:
+        """It has failed, whether or not that can be journalled: a restarted node finds it dead again."""
+        failed = {"state": State.FAILED, "failure": failure, "reason": reason}
+        sandbox.record = record = sandbox.record.model_copy(update=failed)
+        with contextlib.suppress(InfraError):
+            await self._journal.update(record)
+        self.publish(record, record.state.value)
+
     async def rewrite(self, sandbox: Sandbox, record: Record, *, what: str) -> Record:
-        """Make `record` the sandbox's record, journalled and published."""
-        sandbox.record = record
-        await self._journal.update(record)
+        """Make `record` the sandbox's record, journalled and published. Raises DiskFull, InfraError."""
+        former, sandbox.record = sandbox.record, record
+        try:
+            await self._journal.update(record)
+        except DsecError:
+            if sandbox.record is record:
+                sandbox.record = former
+            raise
         self.publish(record, what)
         return record
 

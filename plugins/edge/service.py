@@ -7,18 +7,15 @@ and the trajectory are their record.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
 from typing import Final
 
 from dsec.bus import subjects
-from dsec.bus.driver import CanPause
 from dsec.bus.errors import (
     BadId,
     DsecError,
-    InfraError,
     NoCapacity,
     NoSuchSandbox,
     Unsupported,
@@ -43,7 +40,6 @@ from dsec.bus.messages import (
     Request,
     SignalExec,
     StartExec,
-    State,
     Veto,
     WriteStdin,
 )
@@ -52,6 +48,7 @@ from dsec.plugins.edge.create import Creator
 from dsec.plugins.edge.ending import Ending
 from dsec.plugins.edge.execs import Execs
 from dsec.plugins.edge.files import Files
+from dsec.plugins.edge.freezing import frozen, pause, resume
 from dsec.plugins.edge.node import Node
 from dsec.plugins.edge.sandboxes import Sandbox
 
@@ -198,30 +195,21 @@ class Service:
         return ok()
 
     async def pause(self, call: Call, _: Request) -> bytes:
-        """Freeze all processes; repeatable. Raises Unsupported."""
+        """Freeze all processes; repeatable. Raises Unsupported, DiskFull."""
         sandbox = self._sandbox(call)
-        driver = _pausing(sandbox)
-        async with sandbox.switching:
-            if sandbox.record.state is not State.PAUSED:
-                sandbox.inside()
-                await driver.pause(sandbox.id)
-                await self._node.sandboxes.change(sandbox, State.PAUSED)
+        await pause(sandbox, self._node.sandboxes)
         return ok(sandbox.record)
 
     async def resume(self, call: Call, _: Request) -> bytes:
-        """Thaw; repeatable. Raises Unsupported."""
+        """Thaw; repeatable. Raises Unsupported, DiskFull."""
         sandbox = self._sandbox(call)
-        driver = _pausing(sandbox)
-        async with sandbox.switching:
-            if sandbox.record.state is State.PAUSED:
-                await driver.resume(sandbox.id)
-                await self._node.sandboxes.change(sandbox, State.RUNNING)
+        await resume(sandbox, self._node.sandboxes)
         return ok(sandbox.record)
 
     async def pack(self, call: Call, request: PackSandbox) -> bytes:
         """The writable layer as a layer, from a frozen sandbox. Raises Conflict, DiskFull."""
         sandbox = self._sandbox(call)
-        async with sandbox.switching, _frozen(sandbox):
+        async with frozen(sandbox):
             layer = await self._node.images.pack(sandbox.id, request.name, request.paths)
         return ok(layer)
 
@@ -231,24 +219,3 @@ class Service:
         expires = int((time.time() + request.ttl) * 1000)
         record = sandbox.record.model_copy(update={"expires": expires})
         return ok(await self._node.sandboxes.rewrite(sandbox, record, what="renewed"))
-
-
-def _pausing(sandbox: Sandbox) -> CanPause:
-    if not isinstance(sandbox.driver, CanPause):
-        raise Unsupported(f"backend {sandbox.handle.driver!r} cannot pause", field="backend")
-    return sandbox.driver
-
-
-@contextlib.asynccontextmanager
-async def _frozen(sandbox: Sandbox) -> AsyncIterator[None]:
-    """Nothing inside runs meanwhile; a paused or failed sandbox does not anyway."""
-    driver = sandbox.driver
-    if sandbox.record.state is not State.RUNNING or not isinstance(driver, CanPause):
-        yield
-        return
-    await driver.pause(sandbox.id)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(InfraError):  # it died meanwhile, and is told as failed
-            await asyncio.shield(driver.resume(sandbox.id))

@@ -18,9 +18,10 @@ from dsec.bus.frames import Kind
 from dsec.plugins.edge.disk import room_for
 from dsec.plugins.edge.syscalls import punch
 
-_MARK: Final = Struct("=QB")
-_PAGE: Final = 4096
-_PUNCH_EVERY: Final = 256 * 1024
+_MARK: Final = Struct("=QB7x")
+"""Padded, so that none lies across two pages: where tmpfs is full, a mark is written whole or not at all."""
+PAGE: Final = 4096
+PUNCH_EVERY: Final = 256 * 1024
 
 
 class Spool:
@@ -76,10 +77,10 @@ class Spool:
         end = self._offsets[at + 1] if at + 1 < len(self._offsets) else self.taken
         return self._kinds[at], os.pread(self._file, min(length, end - offset), offset)
 
-    def forget(self, offset: int) -> None:
-        """Everything before `offset` is stored: give its memory back, now and then."""
-        page = offset - offset % _PAGE
-        if self._file >= 0 and page - self._punched >= _PUNCH_EVERY:
+    def forget(self, offset: int, every: int = PUNCH_EVERY) -> None:
+        """Everything before `offset` is stored: give its memory back once that is `every` bytes."""
+        page = offset - offset % PAGE
+        if self._file >= 0 and page - self._punched >= every:
             punch(self._file, self._punched, page - self._punched)
             self._punched = page
             passed = max(0, bisect_right(self._offsets, page) - 1)

@@ -6,28 +6,46 @@ How much was written lies beside the spool, so that a restarted node goes on at 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from struct import Struct
+from typing import Final
 
 from dsec.bus.errors import NoSuchExec, SpecError
 from dsec.plugins.edge.disk import room_for
 
-SMALL = 4096
+_OFFSET: Final = Struct("=Q")
+SMALL: Final = 4096
 """Bytes that every new pipe takes at once."""
 
 
 class Stdin:
-    """`descriptor` is the pipe's write end, not blocking; `close` ends it on both sides."""
+    """`descriptor` is the pipe's write end, not blocking; `close` ends it on both sides. Raises DiskFull."""
 
     def __init__(self, descriptor: int, close: Callable[[], Awaitable[None]], base: Path) -> None:
         self._descriptor = descriptor
         self._close = close
-        self._progress = progress = base.with_suffix(".stdin")
+        self._progress = base.with_suffix(".stdin")
         self._rest = base.with_suffix(".feed")
         self._lock = asyncio.Lock()
-        self.offset = int(progress.read_text()) if progress.exists() else 0
         self._ended = False
+        self.offset = self._open()
+
+    def _open(self) -> int:
+        """How much a former process wrote. The file has its size from now on: no note needs room."""
+        with room_for("a command's standard input (tmpfs)"), self._progress.open("a+b") as file:
+            file.seek(0)
+            written = file.read(_OFFSET.size)
+            if len(written) < _OFFSET.size:
+                file.truncate(0)
+                file.write(written := _OFFSET.pack(0))
+        return int(_OFFSET.unpack(written)[0])
+
+    def _note(self) -> None:
+        with contextlib.suppress(FileNotFoundError), self._progress.open("r+b") as file:  # gone: released
+            file.write(_OFFSET.pack(self.offset))
 
     async def write(self, offset: int, data: bytes) -> None:
         """`data` at `offset`. Raises SpecError for a gap, NoSuchExec when the command reads no more."""
@@ -38,11 +56,14 @@ class Stdin:
             while rest:
                 rest = rest[await self._some(rest) :]
 
-    async def feed(self, data: bytes, *, eof: bool) -> None:
-        """What came with the start. A copy lies on tmpfs meanwhile, should the node be restarted."""
+    def keep(self, data: bytes) -> None:
+        """Have a copy of what came with the start on tmpfs, should the node be restarted. Raises DiskFull."""
         if len(data) > SMALL:
             with room_for("a command's standard input (tmpfs)"):
                 self._rest.write_bytes(data)
+
+    async def feed(self, data: bytes, *, eof: bool) -> None:
+        """Write what came with the start, and `keep` has."""
         await self.write(0, data)
         if eof:
             await self.end()
@@ -73,7 +94,7 @@ class Stdin:
         except OSError:
             raise NoSuchExec("the command does not read its stdin any more", field="exec") from None
         self.offset += written
-        self._progress.write_text(str(self.offset))
+        self._note()
         return written
 
 

@@ -13,8 +13,11 @@ from dsec.plugins.edge.budget import Credit, publishable, take
 from dsec.plugins.edge.execlog import ExecLog
 from dsec.plugins.edge.leader import Leader
 from dsec.plugins.edge.pipes import Pipe, Pipes
-from dsec.plugins.edge.spool import Spool
+from dsec.plugins.edge.spool import PAGE, Spool
 
+CROWDED_PAUSE: Final = 0.05
+CROWDED_PATIENCE: Final = 10.0
+"""Seconds between two tries while tmpfs is full, and from the command's end until the rest is given up."""
 DROP_PAUSE: Final = 0.002
 """Seconds between emptying the pipe of a command past its quota: it may run on, but not at full speed."""
 
@@ -33,6 +36,8 @@ class Stream:
         self._credit = credit
         self._wake = asyncio.Event()
         self._dropping = False
+        self._crowded = False
+        self._stored = log.offset
         self.told_truncated = False
 
     def wake(self) -> None:
@@ -49,7 +54,7 @@ class Stream:
             size = publishable(published=self._log.offset, taken=self._spool.taken, limit=self._limit())
             if size:
                 stored = await self._log.output(*self._spool.frame(self._log.offset, size))
-                stored.add_done_callback(functools.partial(_forget, self._spool, self._log.offset))
+                stored.add_done_callback(functools.partial(self._forget, self._log.offset))
             elif not self._complete():
                 await self._changed()
             else:
@@ -60,7 +65,7 @@ class Stream:
 
     def _take(self) -> None:
         """Move what may be moved out of the pipes; past the quota, throw it away."""
-        self._dropping = False
+        self._dropping = self._crowded = False
         for pipe in self._pipes.in_turn():
             waiting = pipe.waiting(abandoned=self._leader.killed)
             what = take(
@@ -81,7 +86,11 @@ class Stream:
         try:
             self._spool.take(pipe.kind, pipe.descriptor, length)
         except DiskFull:
-            self._quota = self._spool.taken  # what there is no memory for is past the budget
+            self._spool.forget(self._stored, PAGE)
+            self._crowded = True  # the command is held back by its pipe until there is memory again
+            ended_for = self._leader.ended_for
+            if ended_for is not None and ended_for > CROWDED_PATIENCE:
+                self._quota = self._spool.taken
 
     def _complete(self) -> bool:
         """Whether all is handed over and nothing more can come; tells a truncation, once."""
@@ -94,8 +103,8 @@ class Stream:
 
     async def _changed(self) -> None:
         """Until there is something to do: output, credit, the leader's end, or the end of lease or grace."""
-        if self._dropping:
-            await asyncio.sleep(DROP_PAUSE)
+        if self._dropping or self._crowded:
+            await asyncio.sleep(DROP_PAUSE if self._dropping else CROWDED_PAUSE)
             return
         loop = asyncio.get_running_loop()
         watched = [pipe.descriptor for pipe in self._wanted()]
@@ -128,7 +137,8 @@ class Stream:
             waits.append(lease)
         return min(waits, default=None)
 
-
-def _forget(spool: Spool, offset: int, stored: Stored) -> None:
-    if not stored.cancelled() and stored.exception() is None:
-        spool.forget(offset)
+    def _forget(self, offset: int, stored: Stored) -> None:
+        """All before `offset` is in the log."""
+        if not stored.cancelled() and stored.exception() is None:
+            self._stored = max(self._stored, offset)
+            self._spool.forget(offset)

@@ -1,12 +1,13 @@
 """The trajectory of one sandbox: every exec in order, appended as lines of JSON.
 
 One write(2) per line and no sync: a line survives kill -9 of the node's process, not a power loss, which the
-commands do not survive either. A line torn by a full disk or a crash is ignored. The line's number of its
-exec is `log` in the exec's frames.
+commands do not survive either. A line that a full disk cuts off is taken back, one torn by a crash ignored.
+The line's number of its exec is `log` in the exec's frames.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,8 @@ from typing import Any
 
 import orjson
 
-from dsec.plugins.edge.disk import room_for
+from dsec.bus.errors import DiskFull
+from dsec.plugins.edge.disk import append_whole
 
 
 @dataclass(slots=True)
@@ -41,7 +43,7 @@ class Trajectory:
         """The execs that a former process journalled; new ones are not added."""
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         if _torn(path):
-            os.write(self._file, b"\n")
+            append_whole(self._file, b"\n", "the journal of commands")
 
     def take_number(self) -> int:
         """The number of the next exec, counted from 1."""
@@ -64,12 +66,14 @@ class Trajectory:
         )
 
     def failed(self, exec_: str) -> None:
-        """It could not be started, and may be tried again under the same id."""
-        self._append({"exec": exec_, "failed": True})
+        """It could not be started, and may be tried again under the same id; a restart finds that, too."""
+        with contextlib.suppress(DiskFull):
+            self._append({"exec": exec_, "failed": True})
 
     def end(self, exec_: str, ended: bytes) -> None:
-        """After its last record is stored; `ended` is an ExecEnd as JSON."""
-        self._append({"exec": exec_, "ended": orjson.Fragment(ended)})
+        """After its last record is stored, which counts; `ended` is an ExecEnd as JSON."""
+        with contextlib.suppress(DiskFull):
+            self._append({"exec": exec_, "ended": orjson.Fragment(ended)})
 
     def close(self) -> None:
         """Repeatable."""
@@ -78,10 +82,10 @@ class Trajectory:
             self._file = -1
 
     def _append(self, line: dict[str, Any]) -> None:
-        if self._file < 0:
-            return
-        with room_for("the journal of commands"):
-            os.write(self._file, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+        if self._file >= 0:
+            append_whole(
+                self._file, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE), "the journal of commands"
+            )
 
 
 def _read(path: Path) -> tuple[dict[str, Entry], int]:
@@ -92,6 +96,8 @@ def _read(path: Path) -> tuple[dict[str, Entry], int]:
         try:
             line = orjson.loads(raw)
         except orjson.JSONDecodeError:
+            continue
+        if not isinstance(line, dict) or "exec" not in line:
             continue
         if "log" in line:
             entries[line["exec"]] = entry = Entry(**line)

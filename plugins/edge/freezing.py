@@ -1,0 +1,102 @@
+"""Freezing a sandbox and thawing it: whatever is killed in between, a frozen sandbox is not a failed one.
+
+A frozen agent answers nobody, which is not its fault: meanwhile its silence is not counted, and whoever needs
+its word thaws it for that long. The record is told of a pause only; a node that is killed in a pack finds its
+sandbox frozen and `running`, and thaws it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+
+from dsec.bus.driver import CanPause
+from dsec.bus.errors import DsecError, Unsupported
+from dsec.bus.messages import State
+from dsec.plugins.edge.sandboxes import Sandbox, Sandboxes
+
+log = logging.getLogger(__name__)
+
+
+async def pause(sandbox: Sandbox, sandboxes: Sandboxes) -> None:
+    """Freeze it and make that its state; repeatable. Raises Unsupported, DiskFull, and then it runs on."""
+    driver = _pausing(sandbox)
+    async with sandbox.switching:
+        if sandbox.record.state is State.PAUSED:
+            return
+        sandbox.inside()
+        async with contextlib.AsyncExitStack() as undo:
+            undo.push_async_callback(_thaw_shielded, sandbox, driver)
+            await _freeze(sandbox, driver)
+            await sandboxes.change(sandbox, State.PAUSED)
+            undo.pop_all()
+
+
+async def resume(sandbox: Sandbox, sandboxes: Sandboxes) -> None:
+    """Let it go on; repeatable. Raises Unsupported, DiskFull, and then it stays paused."""
+    driver = _pausing(sandbox)
+    async with sandbox.switching:
+        if sandbox.record.state is State.PAUSED:
+            await sandboxes.change(sandbox, State.RUNNING)
+        if sandbox.record.state is State.RUNNING:
+            await _thaw(sandbox, driver)
+
+
+@contextlib.asynccontextmanager
+async def frozen(sandbox: Sandbox) -> AsyncIterator[None]:
+    """Nothing inside runs meanwhile; a paused or failed sandbox does not anyway."""
+    driver = sandbox.driver
+    async with sandbox.switching:
+        if sandbox.record.state is not State.RUNNING or not isinstance(driver, CanPause):
+            yield
+            return
+        try:
+            await _freeze(sandbox, driver)
+            yield
+        finally:
+            await _thaw_shielded(sandbox, driver)
+
+
+@contextlib.asynccontextmanager
+async def answering(sandbox: Sandbox) -> AsyncIterator[None]:
+    """The agent inside can answer meanwhile; a paused sandbox is frozen again afterwards.
+
+    Whoever else may freeze or thaw the sandbox is kept out by `switching`, which the caller holds.
+    """
+    driver = sandbox.driver
+    if not isinstance(driver, CanPause):
+        yield
+        return
+    await _thaw(sandbox, driver)
+    try:
+        yield
+    finally:
+        if sandbox.record.state is State.PAUSED:
+            await asyncio.shield(_freeze(sandbox, driver))
+
+
+async def _freeze(sandbox: Sandbox, driver: CanPause) -> None:
+    if sandbox.guest is not None:
+        sandbox.guest.excuse()
+    await driver.pause(sandbox.id)
+
+
+async def _thaw(sandbox: Sandbox, driver: CanPause) -> None:
+    await driver.resume(sandbox.id)
+    if sandbox.guest is not None:
+        sandbox.guest.expect()
+
+
+async def _thaw_shielded(sandbox: Sandbox, driver: CanPause) -> None:
+    try:
+        await asyncio.shield(_thaw(sandbox, driver))
+    except DsecError as error:  # it died meanwhile, and is told as failed; or `resume` tries again
+        log.warning("%s was not thawed: %s", sandbox.id, error)
+
+
+def _pausing(sandbox: Sandbox) -> CanPause:
+    if not isinstance(sandbox.driver, CanPause):
+        raise Unsupported(f"backend {sandbox.handle.driver!r} cannot pause", field="backend")
+    return sandbox.driver
