@@ -13,7 +13,15 @@ from typing import Final
 from dsec.bus import subjects
 from dsec.bus.appender import Stored
 from dsec.bus.chronus.guest import Command, Exec
-from dsec.bus.errors import DeadlineExceeded, DsecError, GoneError, LimitError, NoSuchExec, SpecError
+from dsec.bus.errors import (
+    DeadlineExceeded,
+    DiskFull,
+    DsecError,
+    GoneError,
+    LimitError,
+    NoSuchExec,
+    SpecError,
+)
 from dsec.bus.frames import FRAME_VERSION, HEADER, Kind, pack_parts
 from dsec.bus.handlers import Call, ok
 from dsec.bus.ids import exec_of
