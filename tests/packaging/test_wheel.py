@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from dsec.sdk.testing import platform
+
 ROOT = Path(__file__).parent.parent.parent
 LOAD_ALL = """
 from importlib.metadata import entry_points
@@ -23,6 +25,13 @@ import importlib.util, sys
 import dsec, dsec.sdk
 assert importlib.util.find_spec("uvloop") is None
 assert not [name for name in sys.modules if name.startswith("dsec.plugins.")]
+"""
+RUNS = """
+import asyncio, dsec
+async def main():
+    async with dsec.Client({url!r}, "{credentials}") as client, client.sandbox(image="base") as sandbox:
+        assert (await sandbox.run("echo hello", check=True)).stdout == "hello\\n"
+asyncio.run(main())
 """
 
 
@@ -55,14 +64,29 @@ def test_the_wheel_has_the_packages_and_the_sdist_their_sources(dist: Path) -> N
         assert any(name.endswith("/bus/chronus/chronus.c") for name in tar.getnames())
 
 
+def installed(dist: Path, extra: str, into: Path) -> Path:
+    """Where the programs of a fresh environment are, in which the wheel was installed."""
+    run(sys.executable, "-m", "venv", into)
+    run(into / "bin/python", "-m", "pip", "install", "-q", f"{wheel(dist)}{extra}")
+    return into / "bin"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("extra", "program"), [("[all]", LOAD_ALL), ("", TRAINER)], ids=["node", "trainer"])
-def test_a_clean_environment_loads_what_it_installs(
-    dist: Path, tmp_path: Path, extra: str, program: str
+def test_a_nodes_environment_loads_every_part(dist: Path, tmp_path: Path) -> None:
+    programs = installed(dist, "[all]", tmp_path / "venv")
+    run(programs / "python", "-W", "error", "-c", LOAD_ALL)
+    run(programs / "dsec", "--help")
+
+
+@pytest.mark.slow
+@pytest.mark.node
+@pytest.mark.timeout(300)
+def test_a_trainers_environment_has_no_node_parts_and_a_client_that_works(
+    dist: Path, tmp_path: Path, live: platform.Part
 ) -> None:
-    run(sys.executable, "-m", "venv", tmp_path / "venv")
-    python = tmp_path / "venv/bin/python"
-    run(python, "-m", "pip", "install", "-q", f"{wheel(dist)}{extra}")
-    run(python, "-W", "error", "-c", program)
-    run(tmp_path / "venv/bin/dsec", "--help")
+    programs = installed(dist, "", tmp_path / "venv")
+    run(programs / "python", "-W", "error", "-c", TRAINER)
+    program = RUNS.format(url=live.url, credentials=live.credentials)
+    run(programs / "python", "-W", "error", "-c", program)
+    run(programs / "dsec", "ls", "--url", live.url, "--credentials", live.credentials)
