@@ -8,7 +8,7 @@ from typing import Any
 
 from dsec.bus.errors import SpecError
 from dsec.sdk.cli import options
-from dsec.sdk.cli.output import emit, progress_console
+from dsec.sdk.cli.output import emit, working
 
 
 def register(subparsers: Any) -> None:
@@ -26,7 +26,7 @@ async def cp(args: argparse.Namespace) -> int:
     if sum(place is not None for place in inside) != 1:
         raise SpecError("one of source and target must be SANDBOX:PATH", field="source")
     async with options.client_of(args) as client:
-        with progress_console().status(f"copying {args.source}"):
+        with working(f"copying {args.source}"):
             if inside[1] is not None:
                 sandbox, path = inside[1]
                 await (await client.attach(sandbox)).upload(args.source, path)

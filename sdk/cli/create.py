@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from dsec.sdk.cli import options
-from dsec.sdk.cli.output import emit, progress_console, say
+from dsec.sdk.cli.output import emit, say, working
 
 
 def register(subparsers: Any) -> None:
@@ -20,7 +20,7 @@ def register(subparsers: Any) -> None:
 async def create(args: argparse.Namespace) -> int:
     """Print the id, or the record as JSON."""
     async with options.client_of(args) as client:
-        with progress_console().status("creating the sandbox"):
+        with working("creating the sandbox"):
             sandbox = await client.create(key=args.key, **options.spec_of(args))
     if args.json:
         emit(sandbox.record)

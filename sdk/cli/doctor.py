@@ -26,7 +26,7 @@ from dsec.bus.errors import BrokerDown, DiskFull, DsecError, MissingTool
 from dsec.bus.home import Home, default_node
 from dsec.bus.host import DRIVERS, IMAGES, load
 from dsec.bus.wire import Wire
-from dsec.sdk.cli.output import emit, json_option, progress_console, size, table
+from dsec.sdk.cli.output import emit, json_option, size, table, working
 
 NEEDED_PACKAGES: Final = ("nats-py", "nkeys", "orjson", "pydantic", "rich")
 CLIENT_PYTHON: Final = (3, 11)
@@ -57,7 +57,7 @@ def register(subparsers: Any) -> None:
 
 async def doctor(args: argparse.Namespace) -> int:
     """Tell every finding; 1 when the machine cannot be a node."""
-    with progress_console().status("examining this machine"):
+    with working("examining this machine"):
         findings = [finding async for finding in examine(Home(args.home.absolute()), args.node)]
     able = able_of(findings)
     if args.json:

@@ -19,7 +19,7 @@ from dsec.bus.errors import NoSuchFile, SpecError
 from dsec.bus.home import Home, default_node
 from dsec.bus.host import IMAGES, load
 from dsec.bus.messages import Layer
-from dsec.sdk.cli.output import emit, json_option, progress_console, say, size, table
+from dsec.sdk.cli.output import emit, json_option, say, size, table, working
 
 KINDS: Final = ("base", "workspace", "toolkit", "pack")
 _EROFS_MAGIC: Final = struct.pack("<I", 0xE0F5E1E2)  # at byte 1024: erofs_fs.h, EROFS_SUPER_MAGIC_V1
@@ -62,7 +62,7 @@ async def import_(args: argparse.Namespace) -> int:
     form = await asyncio.to_thread(form_of, args.source)
     async with _store(args) as store:
         importers = {"tree": store.import_tree, "tar": store.import_tar, "erofs": store.import_file}
-        with progress_console().status(f"importing {args.source} as {args.name}"):
+        with working(f"importing {args.source} as {args.name}"):
             layer: Layer = await importers[form](args.name, args.source, args.kind)
     if args.json:
         emit(layer)

@@ -11,7 +11,7 @@ from typing import Any
 from dsec.bus.errors import SpecError
 from dsec.bus.home import Home
 from dsec.sdk import Client
-from dsec.sdk.cli.output import json_option, progress_console
+from dsec.sdk.cli.output import json_option, working
 
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
@@ -32,7 +32,7 @@ async def client_of(args: argparse.Namespace) -> AsyncIterator[Client]:
     Raises BrokerDown when no platform is known or it does not answer, Unauthenticated.
     """
     async with contextlib.AsyncExitStack() as stack:
-        with progress_console().status("connecting"):
+        with working("connecting"):
             client = await stack.enter_async_context(_client(args))
         yield client
 

@@ -10,7 +10,9 @@ from typing import Any
 import orjson
 from pydantic import BaseModel
 from rich.console import Console
+from rich.status import Status
 from rich.table import Table
+from rich.text import Text
 
 from dsec.bus.errors import DsecError
 
@@ -26,6 +28,11 @@ def json_option(parser: argparse.ArgumentParser) -> None:
 def progress_console() -> Console:
     """Where progress goes, so that standard output holds results alone."""
     return Console(stderr=True)
+
+
+def working(text: str) -> Status:
+    """Shows that `text` is under way while its block runs, on a terminal only."""
+    return progress_console().status(Text(text))
 
 
 def emit(value: BaseModel | dict[str, Any]) -> None:
@@ -46,7 +53,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: st
     for column in columns:
         shown.add_column(column, overflow="fold")
     for row in rows:
-        shown.add_row(*(str(cell) for cell in row))
+        shown.add_row(*(Text(str(cell)) for cell in row))
     console = Console()
     if not console.is_terminal:
         console.width = _UNBOUNDED

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from dsec.sdk.cli import options
-from dsec.sdk.cli.output import emit, progress_console, say, size
+from dsec.sdk.cli.output import emit, say, size, working
 
 
 def register(subparsers: Any) -> None:
@@ -22,7 +22,7 @@ def register(subparsers: Any) -> None:
 async def pack(args: argparse.Namespace) -> int:
     """Print the layer."""
     async with options.client_of(args) as client:
-        with progress_console().status(f"packing {args.sandbox}"):
+        with working(f"packing {args.sandbox}"):
             layer = await (await client.attach(args.sandbox)).pack(args.name, args.path)
     if args.json:
         emit(layer)

@@ -10,7 +10,7 @@ from dsec.bus.errors import DsecError, SpecError
 from dsec.bus.messages import State
 from dsec.sdk import Client
 from dsec.sdk.cli import options
-from dsec.sdk.cli.output import emit, fail, progress_console, say
+from dsec.sdk.cli.output import emit, fail, say, working
 from dsec.sdk.concurrency import each, stream_of
 
 AT_ONCE = 16
@@ -32,7 +32,7 @@ async def rm(args: argparse.Namespace) -> int:
         raise SpecError("name sandboxes, or --all", field="sandbox")
     async with options.client_of(args) as client:
         names = args.sandbox or [one.sandbox async for one in client.list() if one.state not in _OVER]
-        with progress_console().status(f"destroying {len(names)} sandboxes"):
+        with working(f"destroying {len(names)} sandboxes"):
             failures: list[DsecError] = []
             remove = functools.partial(_remove, client, failures, as_json=args.json)
             await each(stream_of(names), remove, AT_ONCE)

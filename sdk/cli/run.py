@@ -7,7 +7,7 @@ from typing import Any
 
 from dsec.sdk.cli import options
 from dsec.sdk.cli.following import PLATFORM_FAILED, follow
-from dsec.sdk.cli.output import progress_console
+from dsec.sdk.cli.output import working
 
 
 def register(subparsers: Any) -> None:
@@ -22,7 +22,7 @@ def register(subparsers: Any) -> None:
 async def run(args: argparse.Namespace) -> int:
     """The command's exit code."""
     async with options.client_of(args) as client:
-        with progress_console().status("creating the sandbox"):
+        with working("creating the sandbox"):
             sandbox = await client.create(key=args.key, **options.spec_of(args))
         try:
             running = await sandbox.start(**options.command_of(args))
