@@ -34,6 +34,7 @@ from dsec.plugins.container.cgroups import ENGINE, Cgroups, until
 from dsec.plugins.container.checks import INFO
 from dsec.plugins.container.engine import Engine, Job, find, sealed
 from dsec.plugins.container.process import Watched
+from dsec.plugins.container.userns import UserNamespaces
 
 KERNEL: Final = (5, 19)
 """The first kernel with overlayfs on idmapped layers; it has cgroup.kill, cgroup.freeze and pidfds too."""
@@ -50,6 +51,7 @@ class ContainerDriver:
         self._groups: Cgroups | None = None
         self._engine: Engine | None = None
         self._agent = -1
+        self._namespaces = UserNamespaces()
         self._profile = seccomp.profile()
         self._oom_score_adj = max(0, int(Path("/proc/self/oom_score_adj").read_text()))
 
@@ -113,16 +115,19 @@ class ContainerDriver:
         directory.mkdir(mode=0o700)
         cgroup = f"/{group.path}/{ENGINE}"
         rules = engine.filter or self._profile
-        config = oci.render(engine.stage, rootfs.uid_base, cgroup, nofile, self._oom_score_adj, rules)
+        base = rootfs.uid_base
 
         def adopt(pid: int) -> None:
             group.make(order.limits, order.spec.cpu_class)
             group.adopt(pid)
 
-        with door.listening(directory) as listening:
-            pid = await engine.run(
-                Job(sandbox, rootfs.path, directory, config, listening.fileno(), self._agent, adopt)
-            )
+        owner = base if engine.limits_from_inside else 0
+        async with self._namespaces.owned(base, oci.IDS, owner=owner) as userns:
+            config = oci.render(engine.stage, base, userns, cgroup, nofile, self._oom_score_adj, rules)
+            with door.listening(directory) as listening:
+                pid = await engine.run(
+                    Job(sandbox, rootfs.path, directory, config, listening.fileno(), self._agent, adopt)
+                )
         await until(lambda: checks.executes(pid, self._agent), f"starting the agent of {sandbox}")
         checks.confined(pid)
         return self._watch(sandbox, pid, None)
@@ -191,6 +196,7 @@ class ContainerDriver:
         if self._agent >= 0:
             os.close(self._agent)
             self._agent = -1
+        self._namespaces.close()
         if self._groups is not None:
             self._groups.remove_parents()
 

@@ -106,6 +106,12 @@ class Engine:
         self._program = sealed(program)
         self._hands = ThreadPoolExecutor(1, "engine")
 
+    @property
+    def limits_from_inside(self) -> bool:
+        """Whether rlimits are set by PID 1 itself; from outside that takes the namespace's owner, or
+        CAP_SYS_RESOURCE, which root of an outer container often lacks."""
+        return self.name == "crun"
+
     async def run(self, job: Job) -> int:
         """Start PID 1 of a sandbox and return its pid on the host.
 

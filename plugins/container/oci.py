@@ -53,12 +53,13 @@ BPF: Final = "run.oci.seccomp_bpf_data"
 """crun's annotation for a compiled filter, in base64."""
 
 SHM_BYTES: Final = 64 << 20
-NAMESPACES: Final = ("user", "mount", "pid", "ipc", "uts", "network", "cgroup")
+NAMESPACES: Final = ("mount", "pid", "ipc", "uts", "network", "cgroup")
 
 
 def render(
     rootfs: Path,
     uid_base: int,
+    userns: str,
     cgroup: str,
     nofile: int,
     oom_score_adj: int,
@@ -66,6 +67,7 @@ def render(
 ) -> bytes:
     """config.json of one sandbox.
 
+    `userns`: path of a user namespace with these ids;
     `cgroup`: where an engine that manages cgroups puts PID 1; `nofile`: descriptors per process; `seccomp`:
     the `linux.seccomp` object, or the BPF program that crun made of it (1.2 CPU ms less per start).
     """
@@ -80,7 +82,7 @@ def render(
             "annotations": {BPF: b64encode(seccomp).decode()} if isinstance(seccomp, bytes) else {},
             "linux": {
                 "cgroupsPath": cgroup,
-                "namespaces": [{"type": name} for name in NAMESPACES],
+                "namespaces": [{"type": "user", "path": userns}, *({"type": name} for name in NAMESPACES)],
                 "uidMappings": mapping,
                 "gidMappings": mapping,
                 "maskedPaths": MASKED,

@@ -1,11 +1,15 @@
 """What a hostile command inside can see and do. Each probe is real."""
 
+import asyncio
+import ctypes
+import os
 import socket
 from pathlib import Path
 
 import pytest
 
 from dsec.bus import ids
+from dsec.bus.chronus.guest import Command
 from dsec.bus.driver import Rootfs
 from dsec.bus.errors import Unsupported
 from dsec.plugins.container import oci
@@ -185,3 +189,27 @@ async def test_an_image_with_a_symlink_for_a_mount_point_is_refused(
     with pytest.raises(Unsupported, match=f"/{name} of the image"):
         await bench.driver.create(order(sandbox), Rootfs(tree, tree, 1_000_000))
     assert sandbox not in await bench.driver.leftovers()
+
+
+async def test_what_one_sandbox_watches_is_not_counted_against_the_others_and_the_host(bench: Bench) -> None:
+    hog = """
+import ctypes, time
+libc = ctypes.CDLL(None)
+while True:
+    if libc.inotify_init() < 0:
+        time.sleep(0.01)
+"""
+    one = "import ctypes; print(ctypes.CDLL(None).inotify_init() >= 0)"
+    async with bench.box() as box, bench.box() as other:
+        command = Command(argv=("python3", "-c", hog))
+        taking = await box.guest.start(ids.exec_of(ids.new_operation()), command)
+        try:
+            async with asyncio.timeout(10):
+                while (await box.python(one)).out == "True\n":  # noqa: ASYNC110 - only asking tells
+                    await asyncio.sleep(0.05)
+            assert (await other.python(one)).out == "True\n"
+            mine = ctypes.CDLL(None).inotify_init()
+            assert mine >= 0
+            os.close(mine)
+        finally:
+            await taking.release()

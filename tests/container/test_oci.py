@@ -16,7 +16,7 @@ lookup_dcookie nfsservctl uselib sethostname setdomainname move_pages mbind kcmp
 
 
 def rendered(uid_base: int = 1_000_000, nofile: int = 256) -> dict[str, dict[str, object]]:
-    config = oci.render(Path("/root-fs"), uid_base, "/dsec/x", nofile, 0, seccomp.profile())
+    config = oci.render(Path("/root-fs"), uid_base, "/proc/7/fd/9", "/dsec/x", nofile, 0, seccomp.profile())
     loaded: dict[str, dict[str, object]] = orjson.loads(config)
     return loaded
 
