@@ -52,7 +52,7 @@ check: venv ## ruff, mypy strict, codespell, project metadata
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/codespell
-	$(BIN)/validate-pyproject -q pyproject.toml
+	$(BIN)/validate-pyproject pyproject.toml
 
 format: venv ## rewrite the sources in house style
 	$(BIN)/ruff format .
