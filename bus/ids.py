@@ -28,7 +28,8 @@ PATTERNS: Final = {
 OperationId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 """An idempotency key, chosen by the caller; the same key returns the first answer for 24 h."""
 
-_ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz0123456789"
+_ALPHABET: Final = b"abcdefghijklmnopqrstuvwxyz0123456789"
+_LETTERS: Final = bytes(_ALPHABET[byte % len(_ALPHABET)] for byte in range(256))
 
 
 def driver_on(node: str, name: str) -> str:
@@ -44,8 +45,8 @@ def check(kind: str, value: str) -> str:
 
 
 def tail(length: int = 16) -> str:
-    """Random tail of an id; 16 characters carry 82 bits."""
-    return "".join(secrets.choice(_ALPHABET) for _ in range(length))
+    """Random tail of an id; 16 characters carry over 80 bits."""
+    return secrets.token_bytes(length).translate(_LETTERS).decode()
 
 
 def new_operation() -> str:
@@ -66,7 +67,26 @@ def node_of(sandbox: str) -> str:
     return "n-" + match["node"]
 
 
+def sandbox_of(node: str, project: str, operation: str, index: int) -> str:
+    """The id of the sandbox that number `index` of a batch has on `node`: known before it is made."""
+    return f"s-{node[2:]}-{_digest(f'{project}/{operation}/{index}')}"
+
+
+def operation_of(operation: str, index: int) -> str:
+    """The operation id of number `index` of a batch."""
+    return f"{_digest(operation)}-{index}"
+
+
+def job_of(operation: str) -> str:
+    """The job of a batch that names none."""
+    return "j-" + _digest(operation)
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2s(text.encode(), digest_size=12).hexdigest()
+
+
 def exec_of(operation: str) -> str:
     """The exec id of a start operation: the same operation always names the same exec."""
 
-    return "e-" + hashlib.blake2s(operation.encode(), digest_size=12).hexdigest()
+    return "e-" + _digest(operation)
