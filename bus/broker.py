@@ -23,13 +23,15 @@ from math import ceil
 from pathlib import Path
 from typing import Any, Final, Self
 
-from dsec.bus.errors import BrokerDown, MissingTool
+from dsec.bus.errors import BrokerDown, MissingTool, SpecError
 from dsec.bus.files import write_private
 from dsec.bus.wire import AUTH_TIMEOUT
 
 log = logging.getLogger(__name__)
 
 ACCOUNT: Final = "DSEC"
+SYSTEM: Final = ("$SYS.REQ.SERVER.PING.CONNZ", "$SYS.REQ.SERVER.*.KICK")
+"""What iam alone asks the servers themselves: which connections a name has, and to close one."""
 MAX_PAYLOAD: Final = 1024 * 1024
 PORT_WAIT = 5.0
 """Seconds for which the server of a killed predecessor may still hold the port."""
@@ -53,13 +55,25 @@ class BrokerAuth:
     def config(self) -> dict[str, Any]:
         """The part of nats-server's configuration that says who may connect."""
         rights = {
-            "subscribe": ["$SYS.REQ.USER.AUTH", "_INBOX.iam.>", "$SRV.>", "plugin.drain.iam.*"],
-            "publish": ["audit.iam.>", "plugin.announce.iam.*", "plugin.heartbeat.iam.*"],
+            "subscribe": [
+                *("$SYS.REQ.USER.AUTH", "_INBOX.iam.>", "$SRV.>", "plugin.drain.iam.*"),
+                *("iam.*.*.*", "quota.bounds", "quota.subtree"),
+            ],
+            "publish": ["audit.iam.>", "plugin.announce.iam.*", "plugin.heartbeat.iam.*", *SYSTEM],
             "allow_responses": {"max": 1, "expires": f"{ceil(AUTH_TIMEOUT)}s"},
         }
         return {
             "accounts": {
-                ACCOUNT: {"jetstream": "enabled", "users": [{"nkey": self.iam, "permissions": rights}]}
+                ACCOUNT: {
+                    "jetstream": "enabled",
+                    "users": [{"nkey": self.iam, "permissions": rights}],
+                    "imports": [{"service": {"account": "$SYS", "subject": one}} for one in SYSTEM],
+                },
+                "$SYS": {
+                    "exports": [
+                        {"service": one, "response_type": "Stream", "accounts": [ACCOUNT]} for one in SYSTEM
+                    ]
+                },
             },
             "authorization": {
                 "timeout": AUTH_TIMEOUT,
@@ -89,7 +103,7 @@ class Broker:
         Port 0 takes the one used before, or a free one. Raises MissingTool, BrokerDown (it did not start).
         """
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        broker = cls(home, host, port or await _settled_port(home, host))
+        broker = cls(home, host, await _settled_port(home, host, port))
         write_private(home / "nats.json", json.dumps(broker._config(auth), indent=1))
         try:
             await broker._start()
@@ -219,20 +233,31 @@ def _setpriv() -> str:
     return tool
 
 
-async def _settled_port(home: Path, host: str) -> int:
-    """The port that `home` used before, or a free one, noted there. Raises BrokerDown when it is taken."""
-    note = home / "port"
-    if not note.exists():
-        write_private(note, f"{_bindable(host, 0)}\n")
-    port = int(note.read_text(encoding="ascii"))
+async def _settled_port(home: Path, host: str, given: int) -> int:
+    """The port that was given, or `home` used before, or a free one, noted there.
+
+    Raises BrokerDown when it is taken, SpecError when it is none.
+    """
+    port, advice = given or _noted_port(home, host), f"delete {home / 'port'} to choose another"
+    if not 0 < port < 1 << 16:
+        raise SpecError(f"{port} is no port: {'take 1 to 65535' if given else advice}", field="port")
     until = asyncio.get_running_loop().time() + PORT_WAIT
     while not _bindable(host, port):
         if asyncio.get_running_loop().time() > until:
             raise BrokerDown(
-                f"port {port} is taken: end the other broker of {home}, or delete {note} to choose another"
+                f"port {port} is taken: end what listens there, or {'choose another' if given else advice}"
             )
         await asyncio.sleep(0.1)
     return port
+
+
+def _noted_port(home: Path, host: str) -> int:
+    """0 when the note is damaged."""
+    note = home / "port"
+    if not note.exists():
+        write_private(note, f"{_bindable(host, 0)}\n")
+    text = note.read_text(encoding="utf-8", errors="replace").strip()
+    return int(text) if text.isdecimal() else 0
 
 
 def _bindable(host: str, port: int) -> int:

@@ -8,13 +8,15 @@ from dsec.bus.frames import pack_data, unpack_data
 from dsec.bus.handlers import Call, Handler, ok, typed
 from dsec.bus.messages import FileRequest, ReadFile, WriteFile
 from dsec.plugins.edge.node import Node
+from dsec.plugins.edge.once import Once
 
 
 class Files:
     """Handlers of `file.*` for one node. All raise NoSuchSandbox, NoSuchFile, AgentCrippled, SpecError."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, once: Once) -> None:
         self._node = node
+        self._once = once
 
     def handlers(self) -> dict[tuple[str, str], Handler]:
         """By noun and verb."""
@@ -22,8 +24,8 @@ class Files:
             ("file", "stat"): typed(FileRequest, self.stat),
             ("file", "list"): typed(FileRequest, self.list),
             ("file", "read"): typed(ReadFile, self.read),
-            ("file", "write"): typed(WriteFile, self.write, raw=True),
-            ("file", "remove"): typed(FileRequest, self.remove),
+            ("file", "write"): typed(WriteFile, self._once.around(self.write), raw=True),
+            ("file", "remove"): typed(FileRequest, self._once.around(self.remove)),
         }
 
     def _guest(self, call: Call, request: FileRequest) -> Guest:

@@ -33,6 +33,8 @@ from dsec.bus.handlers import (
     typed,
 )
 from dsec.bus.messages import (
+    Drained,
+    DrainNode,
     GrantCredit,
     NodeCreate,
     PackSandbox,
@@ -50,6 +52,7 @@ from dsec.plugins.edge.execs import Execs
 from dsec.plugins.edge.files import Files
 from dsec.plugins.edge.freezing import frozen, pause, resume
 from dsec.plugins.edge.node import Node
+from dsec.plugins.edge.once import Once
 from dsec.plugins.edge.sandboxes import Sandbox
 
 CONCURRENCY: Final = 4096
@@ -73,17 +76,18 @@ class Service:
         self._node = node
         self._creator = creator
         self._ending = ending
-        execs, files = Execs(node), Files(node)
+        once = Once()
+        execs, files = Execs(node), Files(node, once)
         self._handlers: dict[tuple[str, str], Handler] = {
             ("sandbox", "stat"): typed(Request, self.stat),
             ("sandbox", "destroy"): typed(Request, self.destroy),
-            ("sandbox", "pause"): typed(Request, self.pause),
-            ("sandbox", "resume"): typed(Request, self.resume),
-            ("sandbox", "pack"): typed(PackSandbox, self.pack),
-            ("sandbox", "renew"): typed(RenewSandbox, self.renew),
+            ("sandbox", "pause"): typed(Request, once.around(self.pause)),
+            ("sandbox", "resume"): typed(Request, once.around(self.resume)),
+            ("sandbox", "pack"): typed(PackSandbox, once.around(self.pack)),
+            ("sandbox", "renew"): typed(RenewSandbox, once.around(self.renew)),
             ("exec", "start"): typed(StartExec, execs.start),
             ("exec", "stdin"): typed(WriteStdin, execs.stdin),
-            ("exec", "signal"): typed(SignalExec, execs.signal),
+            ("exec", "signal"): typed(SignalExec, once.around(execs.signal)),
             ("exec", "credit"): typed(GrantCredit, execs.credit),
             **files.handlers(),
         }
@@ -102,6 +106,9 @@ class Service:
                     node.bus, subjects.node_create(node.name), self.create, concurrency=CONCURRENCY
                 )
             )
+            await stack.enter_async_context(
+                serving_internal(node.bus, subjects.node_drain(node.name), self.drain)
+            )
             yield
 
     async def handle(self, call: Call) -> bytes | None:
@@ -110,11 +117,13 @@ class Service:
         handler = self._handlers.get((at.noun, at.verb))
         if handler is None:
             raise Unsupported(f"{at.noun}.{at.verb} is not served by this node", field="subject")
+        await self._node.open.wait()
         try:
             answer = await handler(call)
         except DsecError as error:
             if isinstance(error, NoSuchSandbox) or (at.noun, at.verb) in AUDITED:
                 self._audit(at, call.subject, error.code, error.message)
+            self._node.sandboxes.check_lost(at.sandbox, at.project)
             raise
         if (at.noun, at.verb) in AUDITED:
             self._audit(at, call.subject, "ok")
@@ -142,6 +151,7 @@ class Service:
         """Core's order; the answer goes to the tenant. A veto gives it back to core to be placed again."""
         order = decode(NodeCreate, message.data)
         check_reply(message.reply, order.principal)
+        await self._node.open.wait()
         in_time(order)
         try:
             answer = await self._creator.create(order)
@@ -172,6 +182,17 @@ class Service:
             target=order.sandbox,
             detail=detail,
         )
+
+    async def drain(self, message: Received) -> bytes:
+        """The operator's word: take nothing new, or take work again; what is there may be destroyed, too."""
+        node, asked = self._node, decode(DrainNode, message.data)
+        in_time(asked)
+        node.draining = not asked.undo
+        node.sandboxes.changed.set()
+        if asked.destroy and not asked.undo:
+            node.tasks.spawn(self._ending.drain(), "drain")
+        node.audit("node.drain", "none", "operator", message.subject, "ok", target=node.name)
+        return ok(Drained(draining=node.draining, sandboxes=len(node.sandboxes)))
 
     # --- one sandbox
 

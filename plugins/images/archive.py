@@ -54,11 +54,20 @@ def _check(archive: Path, *, devices: bool) -> set[PurePosixPath]:
                 parents.update(path.parents)
                 if member.isdir():
                     directories.add(path)
+            _check_end(tar, archive.name)
     except (tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise SpecError(f"{archive}: {error.strerror}") from error
         raise SpecError(f"{archive.name} is no whole tar archive: {error}") from error
     return parents - directories
+
+
+def _check_end(tar: tarfile.TarFile, name: str) -> None:
+    """tarfile and GNU tar take an archive that is cut off between two members for a whole one."""
+    assert tar.fileobj is not None
+    tar.fileobj.seek(tar.offset)
+    if tar.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+        raise SpecError(f"{name} is cut off: it has no end-of-archive mark")
 
 
 def _check_member(member: tarfile.TarInfo, *, devices: bool) -> None:

@@ -44,18 +44,19 @@ async def build(tree: Path, image: Path, *, keep_times: bool = True) -> None:
         raise
 
 
-async def verify(image: Path) -> None:
-    """Read the whole image back. Raises SpecError when it is no sound EROFS file, MissingTool."""
-    await asyncio.to_thread(check_superblock, image)
+async def verify(image: Path, name: str | None = None) -> None:
+    """Read the whole image back. Raises SpecError when `name` is no sound EROFS file, MissingTool."""
+    name = name or image.name
+    await asyncio.to_thread(check_superblock, image, name)
     try:
         await run("fsck.erofs", "-d1", "--extract", str(image), advice=ADVICE)
     except InfraError as error:
         if type(error) is not InfraError:
             raise
-        raise SpecError(f"{image.name} is damaged: {error.message}") from error
+        raise SpecError(f"{name} is damaged: {error.message}") from error
 
 
-def check_superblock(image: Path) -> None:
+def check_superblock(image: Path, name: str) -> None:
     """Raises SpecError unless the file starts as EROFS and has all blocks that its superblock counts.
 
     Layout: linux/fs/erofs/erofs_fs.h, struct erofs_super_block.
@@ -64,10 +65,10 @@ def check_superblock(image: Path) -> None:
         head = file.read(_SUPERBLOCK + 128)
         size = os.fstat(file.fileno()).st_size
     if len(head) < _SUPERBLOCK + 128 or struct.unpack_from("<I", head, _SUPERBLOCK)[0] != _MAGIC:
-        raise SpecError(f"{image.name} is not an EROFS image")
+        raise SpecError(f"{name} is not an EROFS image")
     block_bits, blocks = head[_SUPERBLOCK + 12], struct.unpack_from("<I", head, _SUPERBLOCK + 36)[0]
     if size < blocks << block_bits:
-        raise SpecError(f"{image.name} is cut off: {size} of {blocks << block_bits} bytes")
+        raise SpecError(f"{name} is cut off: {size} of {blocks << block_bits} bytes")
 
 
 def sha256(path: Path) -> str:

@@ -87,7 +87,7 @@ def _is_erofs(point: Path) -> bool:
 
 def _check_file(file: Path) -> None:
     try:
-        erofs.check_superblock(file)
+        erofs.check_superblock(file, file.name)
     except (FileNotFoundError, SpecError) as error:
         raise InfraError(f"layer file {file} is gone or damaged, import it again: {error}") from error
 

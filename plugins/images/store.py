@@ -29,6 +29,9 @@ from dsec.plugins.images.ranges import Namespaces, Ranges
 from dsec.plugins.images.rootfs import Composition, Place
 
 Kind = Literal["base", "workspace", "toolkit", "pack"]
+_MOVERS: Final = 8
+_PACKS: Final = 2
+"""Writable layers packed at once: each takes a core."""
 _LAYER_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
 
 
@@ -54,6 +57,9 @@ class ErofsImages:
         self._composes = False
         # setfsuid holds for one thread: composing keeps to this one, where nothing else runs.
         self._composer = ThreadPoolExecutor(1, thread_name_prefix="compose")
+        # Deleting and packing take as long as an agent makes them: no thread that others need waits there.
+        self._movers = ThreadPoolExecutor(_MOVERS, thread_name_prefix="layers")
+        self._packing = asyncio.Semaphore(_PACKS)
 
     async def __aenter__(self) -> Self:
         await self._open()
@@ -68,7 +74,8 @@ class ErofsImages:
             await threads.finish(lambda: self._mounts.drop(self._used()))
         if self._opened:
             await threads.finish(lambda: self._catalog.collect(self._used()))
-        await threads.finish(self._composer.shutdown)
+        for executor in (self._composer, self._movers):
+            await threads.finish(executor.shutdown)
         self._namespaces.close()
 
     @staticmethod
@@ -98,7 +105,7 @@ class ErofsImages:
     async def release(self, sandbox: str) -> None:
         """See `bus.driver.Images`."""
         place = await self._place(sandbox)
-        await threads.finish(place.release)
+        await threads.finish(place.release, self._movers)
         self._forget(sandbox)
 
     async def recover(self, sandbox: str) -> Rootfs:
@@ -116,9 +123,9 @@ class ErofsImages:
         """See `bus.driver.Images`, and pack.py for what is kept."""
         place = await self._place(sandbox)
         lowers = await self._mounts.mount(reversed(place.composition().layers))
-        async with self._importing(name) as workshop:
+        async with self._packing, self._importing(name) as workshop:
             tree = workshop / "tree"
-            await threads.finish(lambda: pack.stage(place.upper, lowers, tree, paths))
+            await threads.finish(lambda: pack.stage(place.upper, lowers, tree, paths), self._movers)
             return await self._add(name, "pack", tree, workshop, keep_times=True)
 
     async def layers(self) -> list[Layer]:
@@ -155,7 +162,7 @@ class ErofsImages:
         async with self._importing(name) as workshop:
             copy = workshop / "image"
             await threads.finish(lambda: shutil.copyfile(image, copy))
-            await erofs.verify(copy)
+            await erofs.verify(copy, image.name)
             return await threads.finish(lambda: self._catalog.add(name, copy, kind))
 
     async def remove(self, name: str) -> None:
@@ -198,7 +205,7 @@ class ErofsImages:
         try:
             return await threads.finish(lambda: place.compose(chosen, points), self._composer)
         except asyncio.CancelledError:
-            await threads.finish(place.release)
+            await threads.finish(place.release, self._movers)
             raise
 
     def _forget(self, sandbox: str) -> None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import lzma
 import struct
 import tarfile
+import zlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
@@ -96,5 +98,7 @@ def form_of(source: Path) -> str:
         if tarfile.is_tarfile(source):
             return "tar"
     except OSError as error:
-        raise NoSuchFile(f"{source}: {error.strerror}", field="source") from error
+        raise NoSuchFile(f"{source}: {error.strerror or error}", field="source") from error
+    except (EOFError, zlib.error, lzma.LZMAError) as error:
+        raise SpecError(f"{source} is cut off or damaged: {error}", field="source") from error
     raise SpecError(f"{source} is neither a directory nor a tar nor an EROFS file", field="source")
