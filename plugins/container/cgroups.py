@@ -228,16 +228,27 @@ class Cgroups:
         if self._ready:
             return
         try:
+            self._refuse_missing()
             self._make_parents()
         except OSError as error:
             needed = ", ".join(CONTROLLERS)
             raise MissingTool.during(f"cgroup controllers {needed} must be usable by root", error) from error
         self._ready.append(True)
 
+    def _on_v2(self) -> list[str]:
+        return [name for name in CONTROLLERS if name not in self.layout.v1]
+
+    def _refuse_missing(self) -> None:
+        there = (self.layout.v2 / "cgroup.controllers").read_text(encoding="ascii").split()
+        missing = [name for name in self._on_v2() if name not in there]
+        if missing:
+            names = ", ".join(missing)
+            raise MissingTool(f"no cgroup hierarchy has {names}: enable them, or mount their version 1")
+
     def _make_parents(self, attempts: int = 5) -> None:
         """Repeated when another driver that ends has just removed the common part."""
         try:
-            self._delegate([name for name in CONTROLLERS if name not in self.layout.v1])
+            self._delegate(self._on_v2())
             for root in self.layout.roots:
                 (root / self.parent).mkdir(parents=True, exist_ok=True)
         except FileNotFoundError:

@@ -1,10 +1,12 @@
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dsec.bus.errors import MissingTool
 from dsec.bus.spec import Limits
-from dsec.plugins.container.cgroups import CONTROLLERS, CpuClass, parse_layout, settings
+from dsec.plugins.container.cgroups import CONTROLLERS, Cgroups, CpuClass, Layout, parse_layout, settings
 
 HYBRID = """\
 31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
@@ -39,6 +41,13 @@ def test_a_unified_machine_has_everything_in_one_place() -> None:
     layout = parse_layout(UNIFIED)
     assert [str(root) for root in layout.roots] == ["/sys/fs/cgroup"]
     assert {str(layout.at(name)) for name in CONTROLLERS} == {"/sys/fs/cgroup"}
+
+
+def test_a_machine_whose_version_2_lacks_controllers_is_told_which(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.controllers").write_text("cpu io\n")
+    with pytest.raises(MissingTool, match="no cgroup hierarchy has memory, pids: "):
+        Cgroups(Layout(tmp_path, {}), "dsec/x").prepare()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["cgroup.controllers"]
 
 
 def test_a_machine_without_version_2_is_told_what_to_mount() -> None:
