@@ -24,7 +24,10 @@ from dsec.bus.errors import AgentCrippled, Conflict, InfraError, NoSuchExec, Spe
 
 __all__ = ["Command", "Exec", "Exit", "Guest"]
 
-PATIENCE: Final = 60.0  # s without an answer to the oldest request until the agent counts as crippled
+PATIENCE: Final = 60.0  # s without an answer to a request until the agent counts as crippled
+CHILD_PATIENCE: Final = {Op.START: 10.0, Op.REMOVE: 600.0}
+"""What a child of the agent answers, which the inside can stop: in s until that request alone has failed."""
+LOOKS: Final = 8  # at what waits for an answer, in the shortest patience
 EXECS_MAX: Final = 100_000
 _ID_MASK: Final = 0xFFFF_FFFF
 _COUNTS: Final = struct.Struct("<II")
@@ -196,7 +199,7 @@ class Guest(Files):
         self._last_id = request = (self._last_id % _ID_MASK) + 1
         self._calls[request] = _Call(op, self._loop.time(), future)
         if self._watchdog is None:
-            self._watchdog = self._loop.call_later(PATIENCE, self._watch)
+            self._watchdog = self._loop.call_later(_interval(), self._watch)
         self._transport.send(protocol.pack(op, request, body, flags), descriptors, close_after)
         return future
 
@@ -232,15 +235,21 @@ class Guest(Files):
             raise Malformed("more ends than there were commands")
 
     def _watch(self) -> None:
+        """Give up what was not answered in time, and the whole agent unless it was kept by its child."""
         self._watchdog = None
-        oldest = next(iter(self._calls.values()), None)
-        if oldest is None:
-            return
-        left = PATIENCE if self._excused else oldest.since + PATIENCE - self._loop.time()
-        if left > 0:
-            self._watchdog = self._loop.call_later(left, self._watch)
-        else:
-            self._transport.close(f"no answer to {oldest.op.name} for {PATIENCE:.0f} s")
+        now = self._loop.time()
+        late = [] if self._excused else [one for one in self._calls.items() if _is_late(one[1], now)]
+        for number, call in late:
+            if call.reply.done():  # its caller gave up before
+                del self._calls[number]
+            elif call.op in CHILD_PATIENCE:
+                _fail(call.reply, AgentCrippled(f"{call.op.name} does not end: is its process stopped?"))
+                self._calls[number] = call._replace(since=now)
+            else:
+                self._transport.close(f"no answer to {call.op.name} for {PATIENCE:.0f} s")
+                return
+        if self._calls:
+            self._watchdog = self._loop.call_later(_interval(), self._watch)
 
     def _on_close(self, reason: str) -> None:
         self._reason = reason
@@ -270,6 +279,14 @@ class Guest(Files):
             return protocol.strings(reply.body)
         except Malformed as error:
             raise self._malformed(str(error)) from error
+
+
+def _is_late(call: _Call, now: float) -> bool:
+    return now - call.since >= CHILD_PATIENCE.get(call.op, PATIENCE)
+
+
+def _interval() -> float:
+    return min(PATIENCE, *CHILD_PATIENCE.values()) / LOOKS
 
 
 async def _prepare(cgroup: ExecCgroup, *, stdin: bool) -> Pipes:

@@ -200,6 +200,22 @@ async def test_an_agent_that_never_answers_is_crippled_in_time(
         await Guest.connect(Channel(ours, descriptors=True, cgroup=tmp_path), timeout=0.2)
 
 
+@pytest.mark.node
+async def test_a_start_that_the_inside_holds_up_fails_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(guest_module.CHILD_PATIENCE, Op.START, 0.2)
+    async with taken_over(tmp_path, lambda out, data: None) as guest:
+        guest._cgroup = v2_root()
+        names = [f"dsec-test-{new_id()}" for _ in range(3)]
+        for name in names:
+            with pytest.raises(AgentCrippled, match="START does not end"):
+                await asyncio.wait_for(guest.start(name, Command(("true",))), 3)
+            await asyncio.sleep(0.3)
+        await asyncio.wait_for(guest.ping(), 1)
+        assert not any((v2_root() / name).exists() for name in names)
+
+
 async def test_an_agent_that_reads_nothing_does_not_block_the_loop(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     guest = Guest(Channel(ours, descriptors=True, cgroup=tmp_path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import struct
@@ -11,8 +12,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from dsec.bus.chronus import guest as guest_module
 from dsec.bus.chronus.guest import Command, Guest
-from dsec.bus.errors import LimitError
+from dsec.bus.chronus.protocol import Op
+from dsec.bus.errors import AgentCrippled, LimitError
 from tests.chronus.inside import Inside, alive, drain, inside, new_id, read_some, run, sh
 
 pytestmark = pytest.mark.node
@@ -147,3 +150,32 @@ async def test_no_datagram_ends_the_agent(box: Inside, datagram: bytes) -> None:
     async with box.guest() as guest:
         assert await sh(guest, "echo ok") == "ok"
         assert len(os.listdir(f"/proc/{box.pid}/fd")) < 12  # noqa: PTH208 (as procfs has it)
+
+
+STOP_ALL = """
+import os, signal, time
+while True:
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) not in (1, os.getpid()):
+            try:
+                os.kill(int(name), signal.SIGSTOP)
+            except OSError:
+                pass
+"""
+
+
+async def test_who_stops_every_new_process_stops_neither_the_agent_nor_its_channel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(guest_module.CHILD_PATIENCE, Op.START, 0.5)
+    with inside(userns=True) as prison:
+        async with prison.guest() as guest:
+            stopper = await guest.start(new_id(), Command(("python3", "-c", STOP_ALL)))
+            for _ in range(8):
+                with contextlib.suppress(AgentCrippled):
+                    async with asyncio.timeout(5):
+                        stopped = await guest.start(new_id(), Command(("true",)))
+                    await stopped.release()
+                await guest.ping()
+            await stopper.release()
+            assert (await run(guest, "true")).exit.code == 0
