@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import stat
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ from dsec.bus.errors import DiskFull, LimitError
 from dsec.plugins.images import kernel
 
 OPAQUE: Final = "trusted.overlay.opaque"
+_MOST: Final = 1_000_000
+"""Entries of a packed layer: each takes memory of the node meanwhile, in here and in mkfs.erofs."""
 _LONGEST_PATH: Final = 3_800
 """mkfs.erofs puts the directory in front, and PATH_MAX is 4,096."""
 _LONGEST_NAME: Final = 254
@@ -42,6 +45,7 @@ class Entries:
         self._directories: list[tuple[bytes, os.stat_result]] = []
         free = os.fstatvfs(target)
         self._room = free.f_bavail * free.f_frsize
+        self._left = _MOST
 
     def copy(self, path: bytes, *, merged: bool) -> None:
         """The entry at `path` and all below it. `merged`: lower layers show through around it."""
@@ -99,7 +103,10 @@ class Entries:
 
     def _children(self, path: bytes) -> list[bytes]:
         with opened(self._upper, path, _OPEN | os.O_DIRECTORY) as directory:
-            names = sorted(_names(directory))
+            names = sorted(_names(directory, self._left))
+        self._left -= len(names)
+        if self._left <= 0:
+            raise LimitError(f"a layer of {_MOST} files or more cannot be packed")
         paths = [path + b"/" + name if path else name for name in names]
         if any(len(name) > _LONGEST_NAME for name in names) or any(len(one) > _LONGEST_PATH for one in paths):
             raise LimitError(
@@ -217,9 +224,9 @@ def _parent(root: int, path: bytes) -> Iterator[tuple[int, bytes]]:
         yield parent, name
 
 
-def _names(directory: int) -> list[bytes]:
+def _names(directory: int, most: int) -> list[bytes]:
     with os.scandir(directory) as found:
-        return [os.fsencode(entry.name) for entry in found]
+        return [os.fsencode(entry.name) for entry in itertools.islice(found, most)]
 
 
 def _xattrs(entry: int) -> dict[str, bytes]:

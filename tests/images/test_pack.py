@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dsec.bus.driver import Rootfs
 from dsec.bus.errors import Conflict, DiskFull, LimitError, NoSuchSandbox, SpecError
 from dsec.bus.spec import Image
-from dsec.plugins.images import ErofsImages, pack
+from dsec.plugins.images import ErofsImages, entries, pack
 from tests.images.conftest import Inside
 
 SANDBOX, RESTORED = "s-n-test0001", "s-n-test0002"
@@ -324,3 +324,18 @@ def test_outermost_paths_cover_all_and_no_one_covers_another(paths: list[str]) -
         assert sum(path.is_relative_to(one) for one in kept) == 1
     for one in kept:
         assert sum(one.is_relative_to(other) for other in kept) == 1
+
+
+@node
+async def test_a_layer_of_too_many_files_is_refused(
+    images: ErofsImages, rootfs: Rootfs, inside: Inside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work() -> None:
+        for number in range(20):
+            (rootfs.path / f"file-{number}").touch()
+
+    monkeypatch.setattr(entries, "_MOST", 20)
+    await inside(rootfs, work)
+    with pytest.raises(LimitError):
+        await images.pack(SANDBOX, "packed", None)
+    assert "packed" not in {layer.name for layer in await images.layers()}

@@ -109,6 +109,18 @@ def test_a_full_disk_and_a_quota_are_told_from_other_faults() -> None:
             raise OSError(number, "x")
 
 
+def test_a_tree_is_removed_some_names_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree, "_AT_ONCE", 3)
+    deep = tmp_path / "tree" / "1/2/3/4/5/6/7/8/9"
+    deep.mkdir(parents=True)
+    for directory in (deep, *deep.parents[:9]):
+        for number in range(10):
+            (directory / f"file-{number}").touch()
+            (directory / f"directory-{number}").mkdir()
+    tree.remove(tmp_path / "tree")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_trees_are_removed_without_following_symlinks(tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "kept").touch()
