@@ -16,10 +16,6 @@ struct request {
     int fds[DESCRIPTORS_MAX], nfds; /* closed after the request, except those set to -1 */
 };
 
-uint32_t take_u32(struct request *);
-uint64_t take_u64(struct request *);
-char *take_string(struct request *); /* "" when bad */
-
 struct reply {
     struct head head;
     char body[REPLY_MAX - sizeof(struct head)];
@@ -27,6 +23,10 @@ struct reply {
     int fds[3], nfds;
 };
 
+/* message.c */
+uint32_t take_u32(struct request *);
+uint64_t take_u64(struct request *);
+char *take_string(struct request *); /* "" when bad */
 int put(struct reply *, const void *data, size_t length); /* 0 when it does not fit */
 
 /* channel.c: the one connection to the host; the newest wins. */
