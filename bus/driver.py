@@ -176,6 +176,10 @@ class Images(Protocol):
         """
         ...
 
+    async def has(self, name: str) -> bool:
+        """Whether the catalog has a layer of that name; cheap."""
+        ...
+
     async def layers(self) -> list[Layer]:
         """The catalog, by name."""
         ...

@@ -17,6 +17,7 @@ from dsec.bus.errors import InfraError
 from dsec.bus.handlers import in_time, ok
 from dsec.bus.messages import NodeCreate, Record, State
 from dsec.bus.spec import Limits
+from dsec.plugins.edge import layers
 from dsec.plugins.edge.admission import admit, applied, load
 from dsec.plugins.edge.channels import Channels
 from dsec.plugins.edge.node import Node
@@ -81,7 +82,8 @@ class Creator:
             node.keep_secrets(sandbox, order.secrets)
             undo.later("the directories", partial(_forget, node, sandbox))
             undo.later("the rootfs", partial(node.images.release, sandbox))
-            rootfs = await node.images.compose(sandbox, order.spec.image)
+            image = await layers.resolve(node.images, order.project, order.spec.image)
+            rootfs = await node.images.compose(sandbox, image)
             undo.later("the inside", partial(driver.destroy, sandbox))
             handle = await driver.create(Order(sandbox, order.spec, limits), rootfs)
             guest = await self._first_answer(driver, sandbox, undo)

@@ -46,6 +46,7 @@ from dsec.bus.messages import (
     WriteStdin,
 )
 from dsec.bus.transport import Received
+from dsec.plugins.edge import layers
 from dsec.plugins.edge.create import Creator
 from dsec.plugins.edge.ending import Ending
 from dsec.plugins.edge.execs import Execs
@@ -231,7 +232,9 @@ class Service:
         """The writable layer as a layer, from a frozen sandbox. Raises Conflict, DiskFull."""
         sandbox = self._sandbox(call)
         async with frozen(sandbox):
-            layer = await self._node.images.pack(sandbox.id, request.name, request.paths)
+            layer = await layers.pack(
+                self._node.images, call.address.project, sandbox.id, request.name, request.paths
+            )
         return ok(layer)
 
     async def renew(self, call: Call, request: RenewSandbox) -> bytes:

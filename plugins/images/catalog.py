@@ -41,6 +41,10 @@ class Catalog:
         """Where the layer with this sha256 is, or would be."""
         return self._files / f"{digest}.erofs"
 
+    def has(self, name: str) -> bool:
+        """Whether there is a layer of this name."""
+        return self._name_file(name).exists()
+
     def find(self, name: str) -> Layer:
         """Raises NoSuchImage telling how to import one. A name costs one stat(2) once it was read."""
         try:

@@ -128,6 +128,11 @@ class ErofsImages:
             await threads.finish(lambda: pack.stage(place.upper, lowers, tree, paths), self._movers)
             return await self._add(name, "pack", tree, workshop, keep_times=True)
 
+    async def has(self, name: str) -> bool:
+        """See `bus.driver.Images`."""
+        await self._open()
+        return self._catalog.has(name)
+
     async def layers(self) -> list[Layer]:
         """See `bus.driver.Images`."""
         await self._open()
