@@ -50,7 +50,9 @@ class Catalog:
         try:
             inode = self._name_file(name).stat().st_ino
         except FileNotFoundError:
-            raise NoSuchImage(f"no layer {name!r} on this node: `dsec image import` it first", field="image") from None
+            raise NoSuchImage(
+                f"no layer {name!r} on this node: `dsec image import` it first", field="image"
+            ) from None
         known = self._known.get(name)
         if known is None or known[0] != inode:
             known = self._known[name] = (inode, self._read(name))
