@@ -1,0 +1,92 @@
+"""A platform in two halves, each a process of its own, to be killed and started again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+from dsec.bus.errors import DsecError, InfraError
+from dsec.bus.home import Home
+from dsec.sdk import Client
+from dsec.sdk.testing import platform
+from dsec.sdk.testing.platform import Part
+
+
+class Halves:
+    """`home` is both halves' own."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.node = f"n-f{os.getpid()}"  # of this test run alone: so are the ids of its sandboxes
+        self.control: Part
+        self.edge: Part
+
+    @property
+    def broker_pid(self) -> int:
+        """Of the broker that serves now: a killed one is started again by its supervisor."""
+        children = Path(f"/proc/{self.control.process.pid}/task/{self.control.process.pid}/children")
+        for child in children.read_text().split():
+            with contextlib.suppress(OSError):
+                if b"nats-server" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    return int(child)
+        raise InfraError("the broker is not running")
+
+    def client(self) -> Client:
+        return self.control.client()
+
+    async def restart_edge(self) -> None:
+        """kill -9, and the same again."""
+        await self.edge.kill()
+        await self.start_edge()
+
+    async def start_edge(self) -> None:
+        self.edge = await platform.spawn(self.home, only="edge", options=("--node", self.node))
+
+    def control_plane(self) -> AbstractAsyncContextManager[Part]:
+        return platform.running(self.home, only="control", options=("--node", self.node))
+
+    async def import_base(self, base: Path) -> None:
+        where = ("--home", str(self.home), "--node", self.node)
+        await platform.command("image", "import", *where, "--kind", "base", "base", str(base))
+
+    def log(self) -> str:
+        """What the edges have told."""
+        return (self.home / "up-edge.log").read_text()
+
+    def leftovers(self, sandbox: str = "") -> list[str]:
+        """What this machine has of `sandbox`, or of any of this node, and of unfinished packs."""
+        prefix = f"s-{self.node.removeprefix('n-')}-"
+        with Path("/proc/self/mountinfo").open() as mounts:
+            found = {line.split()[4] for line in mounts if str(self.home) in line and "/sandboxes/" in line}
+        node = Home(self.home).node(self.node)
+        for root in (Path("/sys/fs/cgroup"), node):
+            for directory, names, _ in os.walk(root):
+                if root == node or "dsec" in directory:
+                    found |= {str(Path(directory, name)) for name in names if name.startswith(prefix)}
+        workshops = {str(path) for path in node.glob("images/*/.import-*")}
+        return sorted(path for path in found | workshops if sandbox in path)
+
+
+@contextlib.asynccontextmanager
+async def halves(home: Path, base: Path) -> AsyncIterator[Halves]:
+    """Both run while the block does; at its end every sandbox is destroyed."""
+    running = Halves(home)
+    await running.import_base(base)
+    async with running.control_plane() as running.control:
+        await running.start_edge()
+        try:
+            yield running
+        finally:
+            await empty(running)
+            await running.edge.stop()
+
+
+async def empty(running: Halves) -> None:
+    """Destroy what there is."""
+    async with running.client() as client:
+        for record in [record async for record in client.list()]:
+            with contextlib.suppress(DsecError):
+                await (await client.attach(record.sandbox)).destroy()
