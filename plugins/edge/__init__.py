@@ -19,6 +19,7 @@ from dsec.bus.transport import Bus
 from dsec.plugins.edge.admission import Capacity
 from dsec.plugins.edge.channels import Channels
 from dsec.plugins.edge.create import Creator
+from dsec.plugins.edge.descriptors import raise_limit
 from dsec.plugins.edge.ending import Ending
 from dsec.plugins.edge.heartbeat import beat
 from dsec.plugins.edge.journal import Journal
@@ -43,6 +44,7 @@ class Edge:
 
         Raises SpecError for an incomplete context, DiskFull, BrokerDown, InfraError.
         """
+        raise_limit()
         async with contextlib.AsyncExitStack() as stack:
             node = await _node(bus, context, stack)
             reader = await stack.enter_async_context(DirectGet.running(bus))

@@ -28,6 +28,7 @@ from dsec.bus.ids import exec_of
 from dsec.bus.messages import GrantCredit, SignalExec, StartExec, WriteStdin
 from dsec.plugins.edge.admission import DEFAULT_LOG_BYTES
 from dsec.plugins.edge.budget import AHEAD
+from dsec.plugins.edge.descriptors import room_for_command
 from dsec.plugins.edge.execlog import ExecLog
 from dsec.plugins.edge.leader import SIGKILL
 from dsec.plugins.edge.node import Node
@@ -78,6 +79,7 @@ class Execs:
     async def _start(self, sandbox: Sandbox, exec_: str, request: StartExec) -> bytes:
         guest = sandbox.inside()
         data = stdin_of(request)
+        room_for_command(len(sandbox.running) + len(sandbox.starting) - 1)
         room_to_run(sandbox.spools, len(data or b""))
         entry = self._entry(sandbox, exec_, request)
         sandbox.trajectory.start(entry)

@@ -11,11 +11,13 @@ import pytest_asyncio
 
 from dsec.bus import subjects
 from dsec.bus.credentials import Credentials
+from dsec.bus.errors import LimitError
 from dsec.bus.home import Home
 from dsec.bus.ids import new_operation
 from dsec.bus.wire import Wire
 from dsec.plugins.iam import Iam
 from dsec.sdk import Client, Sandbox
+from dsec.sdk.spec_args import LimitArgs
 from dsec.sdk.testing.platform import Part
 
 pytestmark = pytest.mark.node
@@ -49,3 +51,17 @@ async def test_requests_that_wait_for_ever_stop_nobody_else(
             fields["data"] = "AAAA"
         async with asyncio.timeout(10):
             assert (await sandbox.run(["true"])).ok
+
+
+async def test_one_sandbox_cannot_take_the_nodes_descriptors(hog: Client, sandbox: Sandbox) -> None:
+    limits: LimitArgs = {"pids": 4000, "memory": 2 << 30}
+    async with hog.sandbox(backend="container", image="base", limits=limits) as theirs:
+        started, refused = 0, False
+        while not refused and started < 1500:
+            burst = [theirs.start(["sleep", "60"], detach=True) for _ in range(100)]
+            outcomes = await asyncio.gather(*burst, return_exceptions=True)
+            refused = any(isinstance(outcome, LimitError) for outcome in outcomes)
+            started += sum(not isinstance(outcome, BaseException) for outcome in outcomes)
+        assert refused
+        assert started >= 30
+        assert (await sandbox.run(["true"])).ok
