@@ -3,8 +3,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PACKAGES := python3-venv gcc musl-tools crun bubblewrap erofs-utils mmdebstrap util-linux ca-certificates
-PROGRAMS := gcc musl-gcc crun bwrap mkfs.erofs mmdebstrap unshare
+PACKAGES := python3-venv gcc musl-tools crun runc bubblewrap erofs-utils mmdebstrap procps util-linux ca-certificates
+PROGRAMS := gcc musl-gcc crun runc bwrap mkfs.erofs mmdebstrap ps setpriv unshare
 export DSEC_CACHE ?= $(HOME)/.cache/opendsec
 
 .DEFAULT_GOAL := help

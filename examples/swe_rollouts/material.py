@@ -94,7 +94,8 @@ def unpack(release: Release, directory: Path) -> Path:
     if not _good(archive, release.sha256):
         raise InfraError(f"{archive} is missing or damaged; run material.ensure()")
     with tarfile.open(archive) as tar:
-        tar.extractall(directory, filter="data")
+        tar.extraction_filter = getattr(tarfile, "data_filter", None)  # which Debian 12's Python 3.11.2 lacks
+        tar.extractall(directory)
     return directory / release.stem
 
 
