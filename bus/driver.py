@@ -141,6 +141,16 @@ class CountsOom(Protocol):
         ...
 
 
+@runtime_checkable
+class MayBeAway(Protocol):
+    """A driver in a process of its own (`bus.remote`): what was started runs on while it is away."""
+
+    @property
+    def away(self) -> bool:
+        """Whether it cannot be asked now."""
+        ...
+
+
 class Images(Protocol):
     """Layers of a node, and root file systems composed from them. Constructed as `cls(home)`."""
 

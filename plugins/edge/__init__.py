@@ -27,6 +27,7 @@ from dsec.plugins.edge.node import Node, spools_for
 from dsec.plugins.edge.pipes import Scratch
 from dsec.plugins.edge.reaper import reap, watch
 from dsec.plugins.edge.recovery import Recovery
+from dsec.plugins.edge.remote import Backends
 from dsec.plugins.edge.sandboxes import Sandboxes
 from dsec.plugins.edge.service import Service
 from dsec.plugins.edge.tasks import Tasks
@@ -50,10 +51,12 @@ class Edge:
             reader = await stack.enter_async_context(DirectGet.running(bus))
             ending = Ending(node)
             channels = Channels(node, ending)
-            await Recovery(node, ending, channels, reader).run()
-            for driver in node.drivers.values():
+            recovery = Recovery(node, ending, channels, reader)
+            await recovery.run()
+            for driver in list(node.drivers.values()):
                 node.tasks.spawn(watch(driver, ending), "watch")
             node.tasks.spawn(reap(node, ending), "reaper")
+            await stack.enter_async_context(Backends.running(node, ending, recovery))
             if context.drain:
                 stack.push_async_callback(ending.drain)
             await stack.enter_async_context(Service(node, Creator(node, channels), ending).serving())
@@ -77,7 +80,7 @@ async def _node(bus: Bus, context: Context, stack: contextlib.AsyncExitStack) ->
         bus=bus,
         home=home,
         spools=spools,
-        drivers=context.drivers,
+        drivers=dict(context.drivers),
         images=context.images,
         journal=journal,
         appender=appender,

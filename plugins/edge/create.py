@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from functools import partial
 
 from dsec.bus.chronus.guest import Guest
@@ -21,10 +22,11 @@ from dsec.plugins.edge import layers
 from dsec.plugins.edge.admission import admit, applied, load
 from dsec.plugins.edge.channels import Channels
 from dsec.plugins.edge.node import Node
+from dsec.plugins.edge.remote import refuse_away
 from dsec.plugins.edge.undo import Undo, undoing
 
 AT_ONCE = 16
-"""Creates in their stages; more only makes each slower."""
+"""Creates of one backend in their stages; more only makes each slower."""
 
 
 class Creator:
@@ -33,7 +35,7 @@ class Creator:
     def __init__(self, node: Node, channels: Channels) -> None:
         self._node = node
         self._channels = channels
-        self._gate = asyncio.Semaphore(AT_ONCE)
+        self._gates: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(AT_ONCE))
 
     async def create(self, order: NodeCreate) -> bytes:
         """The answer `{"ok": Record}`: its sandbox is on disk in the journal, and its inside has answered.
@@ -57,6 +59,7 @@ class Creator:
         answered = await node.journal.answered(key)
         if answered is not None:
             return answered
+        refuse_away(node, order.spec.backend)
         limits = applied(order.spec, node.backends())
         admit(
             limits,
@@ -67,7 +70,7 @@ class Creator:
         )
         node.sandboxes.reserve(order.sandbox, limits)
         try:
-            async with self._gate:
+            async with self._gates[order.spec.backend]:
                 in_time(order)
                 return await self._stages(order, limits, key)
         finally:
@@ -77,7 +80,7 @@ class Creator:
         node, sandbox = self._node, order.sandbox
         driver = node.drivers[order.spec.backend]
         async with undoing() as undo:
-            await node.journal.intend(sandbox)
+            await node.journal.intend(sandbox, order.spec.backend)
             undo.later("the intent", partial(node.journal.forget, sandbox))
             node.keep_secrets(sandbox, order.secrets)
             undo.later("the directories", partial(_forget, node, sandbox))

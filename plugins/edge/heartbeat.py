@@ -12,7 +12,7 @@ import time
 from typing import Final
 
 from dsec.bus import subjects
-from dsec.bus.driver import CanPause, Driver
+from dsec.bus.driver import CanPause, Driver, MayBeAway
 from dsec.bus.errors import InfraError
 from dsec.bus.messages import Heartbeat
 from dsec.plugins.edge.admission import load
@@ -28,6 +28,11 @@ def capabilities(driver: Driver) -> list[str]:
     return ["pause"] if isinstance(driver, CanPause) else []
 
 
+def here(driver: Driver) -> bool:
+    """Whether the driver can be given work now."""
+    return not (isinstance(driver, MayBeAway) and driver.away)
+
+
 def heartbeat(node: Node) -> Heartbeat:
     """What the node tells of itself now."""
     now = load(node.sandboxes.promised())
@@ -35,7 +40,7 @@ def heartbeat(node: Node) -> Heartbeat:
         node=node.name,
         epoch=node.journal.epoch,
         time=int(time.time() * 1000),
-        backends={name: capabilities(driver) for name, driver in node.drivers.items()},
+        backends={name: capabilities(driver) for name, driver in node.drivers.items() if here(driver)},
         cpu=node.capacity.cpu,
         memory=node.capacity.memory,
         cpu_used=now.cpu,

@@ -52,12 +52,13 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A sandbox in the journal; an intent has neither record nor handle."""
+    """A sandbox in the journal; an intent has neither record nor handle, but tells the driver's name."""
 
     sandbox: str
     phase: Phase
     record: Record | None
     handle: Handle | None
+    driver: str = ""
 
 
 Statement = tuple[str, tuple[Any, ...]]
@@ -96,9 +97,14 @@ class Journal:
             journal._jobs.put(None)
             await asyncio.shield(asyncio.to_thread(thread.join))
 
-    async def intend(self, sandbox: str) -> None:
-        """A create begins."""
-        await self._do(("INSERT OR REPLACE INTO sandboxes (sandbox, phase) VALUES (?, 'intent')", (sandbox,)))
+    async def intend(self, sandbox: str, driver: str) -> None:
+        """A create begins, by the driver of that name."""
+        await self._do(
+            (
+                "INSERT OR REPLACE INTO sandboxes (sandbox, phase, driver) VALUES (?, 'intent', ?)",
+                (sandbox, driver),
+            )
+        )
 
     async def live(self, record: Record, handle: Handle, key: str, answer: bytes) -> None:
         """The create of `record` is acknowledged: on disk when this returns, with its answer."""
@@ -158,9 +164,12 @@ def _answer(key: str, answer: bytes) -> Statement:
     return "INSERT OR IGNORE INTO answers VALUES (?, ?, ?)", (key, answer, time.time())
 
 
-def _row(sandbox: str, phase: str, record: str | None, driver: str, version: int, state: bytes) -> Row:
-    handle = Handle(sandbox, driver, version, state) if driver else None
-    return Row(sandbox, Phase(phase), Record.model_validate_json(record) if record else None, handle)
+def _row(
+    sandbox: str, phase: str, record: str | None, driver: str | None, version: int, state: bytes | None
+) -> Row:
+    handle = Handle(sandbox, driver, version, state) if driver and state is not None else None
+    parsed = Record.model_validate_json(record) if record else None
+    return Row(sandbox, Phase(phase), parsed, handle, driver or "")
 
 
 def _work(path: Path, jobs: queue.SimpleQueue[_Job | None], loop: asyncio.AbstractEventLoop) -> None:

@@ -40,7 +40,7 @@ class Node:
     bus: Bus
     home: Path
     spools: Path
-    drivers: Mapping[str, Driver]
+    drivers: dict[str, Driver]
     images: Images
     journal: Journal
     appender: Appender

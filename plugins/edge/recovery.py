@@ -14,7 +14,7 @@ from dsec.bus import subjects
 from dsec.bus.chronus.guest import Exec, Guest
 from dsec.bus.directget import DirectGet
 from dsec.bus.driver import CountsOom, Death
-from dsec.bus.errors import DsecError, Failure, GoneError, InfraError
+from dsec.bus.errors import DsecError, Failure, GoneError, InfraError, NodeLost
 from dsec.bus.frames import Frame, unpack
 from dsec.bus.handlers import ok
 from dsec.bus.messages import State
@@ -43,6 +43,8 @@ class Recovery:
         self._ending = ending
         self._reader = reader
         self._execs = Execs(node)
+        self._orphans: dict[str, Row] = {}
+        self._late = asyncio.Lock()
 
     async def run(self) -> None:
         """Raises InfraError only for the node as a whole; one sandbox's trouble is its own."""
@@ -59,7 +61,22 @@ class Recovery:
         await asyncio.gather(*(guarded(row) for row in rows if row.sandbox in live))
         by_id = {row.sandbox: row for row in rows}
         for sandbox in sorted(orphans):
-            await self._sweep(sandbox, by_id.get(sandbox))
+            row = by_id.get(sandbox)
+            if row is not None and row.driver not in {"", *node.drivers}:
+                self._orphans[sandbox] = row
+            else:
+                await self._sweep(sandbox, row)
+
+    async def late(self, driver: str) -> None:
+        """Take over and sweep what waited for a driver in a process of its own, which has joined."""
+        async with self._late:
+            waiting = self._node.sandboxes.waiting
+            for sandbox, row in [item for item in waiting.items() if item[1].driver == driver]:
+                del waiting[sandbox]
+                await self._take_over(row)
+            for sandbox, row in [item for item in self._orphans.items() if item[1].driver == driver]:
+                del self._orphans[sandbox]
+                await self._sweep(sandbox, row)
 
     def _directories(self) -> set[str]:
         node = self._node
@@ -69,7 +86,7 @@ class Recovery:
     async def _sweep(self, sandbox: str, row: Row | None) -> None:
         log.info("sweeping %s", sandbox)
         try:
-            await self._ending.sweep(sandbox)
+            await self._ending.sweep(sandbox, row.driver or None if row else None)
         except DsecError:
             log.exception("sweeping %s; it is tried again at the next start", sandbox)
             return
@@ -85,7 +102,8 @@ class Recovery:
         assert row.handle is not None
         node = self._node
         if row.handle.driver not in node.drivers:
-            log.error("%s: the node has no backend %s any more", row.sandbox, row.handle.driver)
+            log.warning("%s: the node has no backend %s now", row.sandbox, row.handle.driver)
+            node.sandboxes.waiting[row.sandbox] = row
             return
         record = row.record.model_copy(update={"epoch": node.journal.epoch})
         sandbox = node.hold(record, row.handle, None)
@@ -95,6 +113,11 @@ class Recovery:
             if record.state is not State.FAILED:
                 await self._inside(sandbox)
             await node.sandboxes.rewrite(sandbox, record, what="recovered")
+        except NodeLost as error:  # of a driver in a process of its own: it went again
+            log.warning("%s: %s", row.sandbox, error)
+            await sandbox.leave()
+            node.sandboxes.remove(row.sandbox)
+            node.sandboxes.waiting[row.sandbox] = row
         except DsecError as error:
             await self._failed(sandbox, error)
         except (OSError, ValueError) as error:  # what a former process left of it cannot be used

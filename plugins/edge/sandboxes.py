@@ -22,13 +22,14 @@ from dsec.bus.errors import (
     Failure,
     InfraError,
     LimitError,
+    NodeLost,
     NoSuchSandbox,
     PolicyError,
     SpecError,
 )
 from dsec.bus.messages import Event, Record, State
 from dsec.bus.spec import Limits
-from dsec.plugins.edge.journal import Journal
+from dsec.plugins.edge.journal import Journal, Row
 from dsec.plugins.edge.running import Desk, Running
 from dsec.plugins.edge.states import change
 from dsec.plugins.edge.trajectory import Trajectory
@@ -111,6 +112,8 @@ class Sandboxes:
         self._journal = journal
         self._appender = appender
         self._table: dict[str, Sandbox] = {}
+        self.waiting: dict[str, Row] = {}
+        """Sandboxes of a former process of the node whose driver runs in its own and is away."""
         self._reserved: dict[str, Limits] = {}
         self.changed = asyncio.Event()
         """Set when what is promised may have changed; whoever tells it on clears it."""
@@ -130,7 +133,10 @@ class Sandboxes:
         return self._table.get(sandbox)
 
     def get(self, sandbox: str, project: str) -> Sandbox:
-        """The project's sandbox, now in use. Raises NoSuchSandbox."""
+        """The project's sandbox, now in use. Raises NoSuchSandbox, NodeLost."""
+        row = self.waiting.get(sandbox)
+        if row is not None and row.record is not None and row.record.project == project:
+            raise NodeLost(f"{sandbox} runs, but its driver {row.driver} is away")
         found = self._table.get(sandbox)
         if found is None or found.record.project != project:
             raise NoSuchSandbox(f"no sandbox {sandbox} in this project", field="sandbox")
@@ -149,7 +155,8 @@ class Sandboxes:
     def promised(self) -> Iterable[Limits]:
         """The limits of everything live or coming."""
         live = [one.record.applied for one in self._table.values() if one.record.state is not State.FAILED]
-        return [*live, *self._reserved.values()]
+        waiting = [row.record.applied for row in self.waiting.values() if row.record is not None]
+        return [*live, *waiting, *self._reserved.values()]
 
     def add(self, sandbox: Sandbox) -> None:
         self._table[sandbox.id] = sandbox

@@ -23,6 +23,7 @@ def register(subparsers: Any) -> None:
     """Add the command `conformance`."""
     parser = subparsers.add_parser("conformance", help="test a backend", description=__doc__)
     parser.add_argument("--driver", default="container", help="backend under test (default: %(default)s)")
+    parser.add_argument("--own-process", action="store_true", help="with its driver in a process of its own")
     parser.add_argument("--base-image", type=Path, help="EROFS file, tar or directory of the base layer")
     json_option(parser)
     parser.add_argument("pytest", nargs="*", help="further options of pytest")
@@ -39,7 +40,14 @@ def conformance(args: argparse.Namespace) -> int:
         return subprocess.run(argv(args), check=False).returncode
     done = subprocess.run(argv(args), check=False, stdout=subprocess.PIPE, text=True)
     sys.stderr.write(done.stdout)
-    emit({"driver": args.driver, "exit": done.returncode, **counts(done.stdout)})
+    emit(
+        {
+            "driver": args.driver,
+            "own_process": args.own_process,
+            "exit": done.returncode,
+            **counts(done.stdout),
+        }
+    )
     return done.returncode
 
 
@@ -58,6 +66,8 @@ def argv(args: argparse.Namespace) -> list[str]:
     options += ["-o", "asyncio_default_fixture_loop_scope=session"]
     options += ["-o", "asyncio_default_test_loop_scope=session"]
     options += ["--driver", args.driver]
+    if args.own_process:
+        options.append("--own-process")
     if args.base_image is not None:
         options += ["--base-image", str(args.base_image.absolute())]
     return [

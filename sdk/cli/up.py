@@ -41,7 +41,9 @@ JOIN_WITHIN: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`only` one half; `broker`: URL of the control plane's, for a node alone; `port` 0: the former one."""
+    """`only` one half; `broker`: URL of the control plane's, for a node alone; `port` 0: the former one;
+    `without`: drivers that run in processes of their own.
+    """
 
     home: Home
     only: Literal["control", "edge"] | None = None
@@ -49,6 +51,7 @@ class Options:
     port: int = 0
     broker: str = ""
     json: bool = False
+    without: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         ids.check("node", self.node)
@@ -79,6 +82,13 @@ def register(subparsers: Any) -> None:
     parser.add_argument("--node", default=default_node(), help="id of this node (default: %(default)s)")
     parser.add_argument("--port", type=int, default=0, help="of the broker; 0: the former one, or a free one")
     parser.add_argument("--broker", default="", help="URL of the control plane's broker, with --only edge")
+    parser.add_argument(
+        "--without-driver",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a driver that `dsec plugin run` runs in a process of its own; repeatable",
+    )
     parser.add_argument("--json", action="store_true", help="tell readiness as a JSON object")
     parser.set_defaults(handler=run)
 
@@ -86,7 +96,13 @@ def register(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT; the exit code."""
     options = Options(
-        Home(args.home.absolute()), args.only, args.node, args.port, args.broker, json=args.json
+        Home(args.home.absolute()),
+        args.only,
+        args.node,
+        args.port,
+        args.broker,
+        json=args.json,
+        without=tuple(args.without_driver),
     )
     logging.getLogger("dsec").setLevel(logging.INFO)
     try:
@@ -175,7 +191,7 @@ async def _edge(options: Options, ready: dict[str, Any]) -> AsyncIterator[None]:
     """This machine as a node. Sandboxes outlive an edge that ran alone: its successor takes them over."""
     home, node = options.home, options.node
     with home.held(node):
-        drivers = await usable_drivers(home, node)
+        drivers = await usable_drivers(home, node, without=options.without)
         credentials = Credentials.load(home.credentials / f"{node}.json")
         async with images_of(home, node) as images:
             context = Context(home.node(node), node, drivers, images, drain=options.control)

@@ -5,7 +5,7 @@ from dsec.sdk.testing.files import FileSuite
 from dsec.sdk.testing.isolation import IsolationSuite
 from dsec.sdk.testing.lifecycle import LifecycleSuite
 from dsec.sdk.testing.output import OutputSuite
-from dsec.sdk.testing.recovery import RecoverySuite, split
+from dsec.sdk.testing.recovery import RecoverySuite, split, victim
 
 __all__ = [
     "ExecSuite",
@@ -15,6 +15,7 @@ __all__ = [
     "OutputSuite",
     "RecoverySuite",
     "split",
+    "victim",
 ]
 
 

@@ -14,12 +14,18 @@ from typing import Any
 
 import orjson
 
+from dsec.bus import subjects
+from dsec.bus.credentials import Credentials
 from dsec.bus.errors import InfraError
+from dsec.bus.home import default_node
+from dsec.bus.ids import driver_on
+from dsec.bus.transport import Received
+from dsec.bus.wire import Wire
 from dsec.sdk import Client
 
 
 class Part:
-    """One `dsec up` process that has told that it is ready."""
+    """One `dsec` process that has told that it is ready."""
 
     def __init__(self, process: Process, ready: dict[str, Any]) -> None:
         self.process = process
@@ -52,20 +58,38 @@ class Part:
             await asyncio.wait_for(self.process.wait(), within)
         except TimeoutError:
             await self.kill()
-            raise InfraError(f"dsec up did not end within {within} s of SIGTERM") from None
+            raise InfraError(f"a dsec process did not end within {within} s of SIGTERM") from None
 
 
 async def spawn(
     home: Path, *, only: str | None = None, options: Sequence[str] = (), within: float = 60
 ) -> Part:
     """Start `dsec up` on `home`. Raises InfraError with the end of its log when it is not ready in time."""
-    await asyncio.to_thread(home.mkdir, parents=True, exist_ok=True)
-    log = home / f"up-{only or 'all'}.log"
-    argv = [sys.executable, "-m", "dsec.sdk.cli", "up", "--home", str(home), "--json", *options]
-    argv += ["--only", only] if only else []
+    chosen = ["--only", only] if only else []
+    argv = ["up", "--home", str(home), "--json", *options, *chosen]
+    return await started(argv, home / f"up-{only or 'all'}.log", within)
+
+
+async def spawn_driver(home: Path, name: str, *, options: Sequence[str] = (), within: float = 60) -> Part:
+    """Start the driver `name` of this machine's node in a process of its own; its credentials are made when
+    there are none. Raises InfraError."""
+    if not (home / "credentials" / f"{driver_on(default_node(), name)}.json").exists():
+        await command("plugin", "add", "--home", str(home), name)
+    argv = ["plugin", "run", "--home", str(home), "--json", "--kind", "driver", *options, name]
+    return await started(argv, home / f"driver-{name}.log", within)
+
+
+async def started(argv: Sequence[str], log: Path, within: float = 60) -> Part:
+    """A `dsec` process that has printed its ready line; its messages go to `log`. Raises InfraError."""
+    await asyncio.to_thread(log.parent.mkdir, parents=True, exist_ok=True)
     with log.open("ab") as errors:
         process = await asyncio.create_subprocess_exec(
-            *argv, stdout=PIPE, stderr=errors, stdin=asyncio.subprocess.DEVNULL, env={**os.environ}
+            sys.executable,
+            *("-m", "dsec.sdk.cli", *argv),
+            stdout=PIPE,
+            stderr=errors,
+            stdin=asyncio.subprocess.DEVNULL,
+            env={**os.environ},
         )
     assert process.stdout is not None
     try:
@@ -76,17 +100,43 @@ async def spawn(
             process.kill()
         await process.wait()
         tail = log.read_bytes()[-2000:].decode(errors="replace")
-        raise InfraError(f"dsec up is not ready; the end of {log}:\n{tail}") from None
+        raise InfraError(f"dsec {argv[0]} is not ready; the end of {log}:\n{tail}") from None
 
 
 @contextlib.asynccontextmanager
-async def running(home: Path, *, only: str | None = None, options: Sequence[str] = ()) -> AsyncIterator[Part]:
-    """`dsec up` while the block runs."""
-    part = await spawn(home, only=only, options=options)
+async def running(
+    home: Path, *, only: str | None = None, options: Sequence[str] = (), driver: str = ""
+) -> AsyncIterator[Part]:
+    """`dsec up` while the block runs; `driver` in a process of its own, which ends last."""
+    apart = ["--without-driver", driver] if driver else []
+    part = await spawn(home, only=only, options=[*options, *apart])
+    beside: Part | None = None
     try:
+        if driver:
+            beside = await spawn_driver(home, driver)
+            await known(part, driver)
         yield part
     finally:
         await part.stop()
+        if beside is not None:
+            await beside.stop()
+
+
+async def known(part: Part, driver: str, within: float = 20.0) -> None:
+    """Return when sandboxes of the backend can be made. Raises InfraError when they cannot in time."""
+    operator = Credentials.load(Path(part.ready["home"]) / "credentials" / "operator.json")
+    heard = asyncio.Event()
+
+    def hear(message: Received) -> None:
+        if driver in orjson.loads(message.data)["backends"]:
+            heard.set()
+
+    async with Wire.connect(part.url, operator, "conformance") as wire:
+        await wire.subscribe(subjects.ALL_HEARTBEATS, hear)
+        try:
+            await asyncio.wait_for(heard.wait(), within)
+        except TimeoutError:
+            raise InfraError(f"no node has the backend {driver}") from None
 
 
 async def command(*argv: str) -> str:

@@ -23,6 +23,7 @@ pytest.register_assert_rewrite(
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("dsec")
     group.addoption("--driver", default="container", help="backend under test")
+    group.addoption("--own-process", action="store_true", help="run it in a process of its own")
     group.addoption("--base-image", default=None, help="EROFS file, tar or directory of the base layer")
 
 
@@ -30,6 +31,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def backend(request: pytest.FixtureRequest) -> str:
     """The backend under test."""
     return str(request.config.getoption("--driver"))
+
+
+@pytest.fixture(scope="session")
+def apart(request: pytest.FixtureRequest, backend: str) -> str:
+    """The backend's name when its driver is to run in a process of its own."""
+    return backend if request.config.getoption("--own-process") else ""
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -59,9 +66,9 @@ async def add_base(home: Path, base_file: Path) -> None:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def live(home: Path) -> AsyncIterator[platform.Part]:
+async def live(home: Path, apart: str) -> AsyncIterator[platform.Part]:
     """The whole platform, running."""
-    async with platform.running(home) as part:
+    async with platform.running(home, driver=apart) as part:
         yield part
 
 

@@ -1,4 +1,6 @@
-"""Faults: the node's program or the broker killed in the middle of work. Nothing acknowledged is lost."""
+"""Faults: the node's program, its driver's or the broker killed in the middle of work. Nothing acknowledged
+is lost.
+"""
 
 from __future__ import annotations
 
@@ -20,32 +22,64 @@ COUNT = "i=0; while [ $i -lt {lines} ]; do echo line $i; i=$((i+1)); [ $((i % 50
 
 
 class Split:
-    """A platform whose control plane and edge are processes of their own."""
+    """A platform whose control plane and edge are processes of their own; `apart` names a driver that is one
+    too."""
 
-    def __init__(self, home: Path, control: platform.Part, edge: platform.Part) -> None:
-        self.home, self.control, self.edge = home, control, edge
+    def __init__(self, home: Path, control: platform.Part, apart: str) -> None:
+        self.home, self.control, self.apart = home, control, apart
+        self.edge: platform.Part
+        self.driver: platform.Part | None = None
 
-    async def restart_edge(self) -> None:
-        await self.edge.kill()
-        self.edge = await platform.spawn(self.home, only="edge")
+    async def start(self) -> None:
+        await self._start_edge()
+        if self.apart:
+            self.driver = await platform.spawn_driver(self.home, self.apart)
+            await platform.known(self.control, self.apart)
 
-    async def kill_broker(self) -> None:
-        os.kill(int(self.control.ready["broker_pid"]), 9)
+    async def _start_edge(self) -> None:
+        options = ["--without-driver", self.apart] if self.apart else []
+        self.edge = await platform.spawn(self.home, only="edge", options=options)
+
+    async def stop(self) -> None:
+        await self.edge.stop()
+        if self.driver is not None:
+            await self.driver.stop()
+
+    async def strike(self, victim: str) -> None:
+        """Kill it; edge and driver are started again at once, the broker by its supervisor."""
+        match victim:
+            case "edge":
+                await self.edge.kill()
+                await self._start_edge()
+            case "broker":
+                os.kill(int(self.control.ready["broker_pid"]), 9)
+            case "driver":
+                assert self.driver is not None
+                await self.driver.kill()
+                self.driver = await platform.spawn_driver(self.home, self.apart)
+
+
+@pytest.fixture(params=["edge", "broker", "driver"])
+def victim(request: pytest.FixtureRequest, apart: str) -> str:
+    """What is killed."""
+    if request.param == "driver" and not apart:
+        pytest.skip("the driver runs in the edge's process")
+    return str(request.param)
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def split(tmp_path: Path, base_file: Path) -> AsyncIterator[Split]:
+async def split(tmp_path: Path, base_file: Path, apart: str) -> AsyncIterator[Split]:
     await add_base(tmp_path, base_file)
     async with platform.running(tmp_path, only="control") as control:
-        parts = Split(tmp_path, control, await platform.spawn(tmp_path, only="edge"))
+        parts = Split(tmp_path, control, apart)
+        await parts.start()
         try:
             yield parts
         finally:
-            await parts.edge.stop()
+            await parts.stop()
 
 
 class RecoverySuite:
-    @pytest.mark.parametrize("victim", ["edge", "broker"])
     async def test_running_commands_survive_a_kill_with_their_output_complete(
         self, split: Split, backend: str, victim: str
     ) -> None:
@@ -53,21 +87,20 @@ class RecoverySuite:
             running = [await sandbox.start(COUNT.format(lines=4000)) for _ in range(6)]
             readers = [asyncio.create_task(one.wait()) for one in running]
             await asyncio.sleep(0.15)
-            await (split.restart_edge() if victim == "edge" else split.kill_broker())
+            await split.strike(victim)
             async with asyncio.timeout(60):
                 results = await asyncio.gather(*readers)
             expected = "".join(f"line {i}\n" for i in range(4000))
             assert [result.stdout == expected for result in results] == [True] * 6
             assert {result.code for result in results} <= {0, 1}
 
-    @pytest.mark.parametrize("victim", ["edge", "broker"])
     async def test_a_kill_among_creates_and_execs_loses_and_doubles_nothing(
         self, split: Split, backend: str, victim: str
     ) -> None:
         async with split.control.client() as client:
             workers = [asyncio.create_task(_work(client, backend, number)) for number in range(100)]
             await asyncio.sleep(1.0)
-            await (split.restart_edge() if victim == "edge" else split.kill_broker())
+            await split.strike(victim)
             async with asyncio.timeout(110):
                 outcomes = await asyncio.gather(*workers)
             acknowledged = [outcome.id for outcome in outcomes if isinstance(outcome, Sandbox)]

@@ -3,9 +3,9 @@
 import pytest
 
 from dsec.sdk.testing import conformance
-from dsec.sdk.testing.conformance import split
+from dsec.sdk.testing.conformance import split, victim
 
-__all__ = ["split"]
+__all__ = ["split", "victim"]
 
 pytestmark = pytest.mark.node
 

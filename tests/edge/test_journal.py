@@ -37,8 +37,8 @@ def record(state: State = State.RUNNING) -> Record:
 async def test_a_live_sandbox_is_found_again_with_its_handle_and_answer(tmp_path: Path) -> None:
     kept = record()
     async with Journal.opened(tmp_path / "j") as journal:
-        await journal.intend(kept.sandbox)
-        assert [row.phase for row in await journal.rows()] == [Phase.INTENT]
+        await journal.intend(kept.sandbox, "container")
+        assert [(row.phase, row.driver) for row in await journal.rows()] == [(Phase.INTENT, "container")]
         await journal.live(kept, HANDLE, "key", b"answer")
     async with Journal.opened(tmp_path / "j") as journal:
         [row] = await journal.rows()
