@@ -166,6 +166,12 @@ class NoSuchExec(GoneError):
     code = "no_such_exec"
 
 
+class Cancelled(GoneError):
+    """It was to be created, and the batch was cancelled before it was."""
+
+    code = "cancelled"
+
+
 class LimitError(DsecError):
     """A limit of the sandbox or the project was hit."""
 

@@ -5,8 +5,10 @@
 | EXEC | output frames of execs, written by nodes | 24 h, or until the disk budget is full |
 | EVENT | state changes of sandboxes | 7 days |
 | AUDIT | mutating calls and denials; nothing can be deleted or purged | 90 days |
-| KV_registry | the record of each sandbox, written by its node | until its node ends it |
+| KV_registry | the record of each sandbox, written by its node | an hour longer than it lives |
 | KV_ops | operation ids of creates | 24 h |
+| KV_jobs | how far each batch is | 7 days after its last change |
+| JOBS | batches to be carried out | until they are done |
 """
 
 from __future__ import annotations
@@ -14,10 +16,11 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
-from nats.js.api import DiscardPolicy, StorageType, StreamConfig
+from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
 from nats.js.errors import APIError
 
 from dsec.bus import subjects
@@ -27,6 +30,8 @@ from dsec.bus.messages import ListSandboxes, Record, Sandboxes, State
 from dsec.bus.spec import GIB, MIB
 
 HOUR, DAY = 3600.0, 86400.0
+TOMBSTONE: Final = {"Nats-TTL": "1h"}
+"""Headers of the last record of a sandbox that is gone: it can be read for as long, then it expires."""
 PAGE = 1000
 _IN_USE, _NO_STORAGE = 10058, 10047
 """JetStream's error codes "name already in use with a different configuration", "insufficient storage"."""
@@ -45,6 +50,8 @@ def streams(exec_bytes: int) -> list[StreamConfig]:
         _log("AUDIT", max_age=90 * DAY, max_bytes=exec_bytes // 16, deny_delete=True, deny_purge=True),
         _bucket(subjects.REGISTRY_BUCKET, max_age=0.0),
         _bucket(subjects.OPS_BUCKET, max_age=DAY),
+        _bucket(subjects.JOBS_BUCKET, max_age=7 * DAY),
+        _work(),
     ]
 
 
@@ -144,6 +151,19 @@ def _log(
         allow_direct=True,
         deny_delete=deny_delete,
         deny_purge=deny_purge,
+        num_replicas=1,
+    )
+
+
+def _work() -> StreamConfig:
+    """A queue: what is acknowledged is gone."""
+    return StreamConfig(
+        name="JOBS",
+        subjects=subjects.STREAMS["JOBS"],
+        storage=StorageType.FILE,
+        retention=RetentionPolicy.WORK_QUEUE,
+        duplicate_window=120,
+        allow_direct=True,
         num_replicas=1,
     )
 

@@ -13,6 +13,7 @@ from dsec.bus.errors import BadId
 from dsec.bus.ids import check, node_of
 
 _DEPTH_KINDS: Final = ("project", "principal", "node", "sandbox", "exec")
+_JOB_KINDS: Final = ("project", "principal", "job")
 
 # what a tenant may ask -> how many ids follow <noun>.<verb>
 TENANT_VERBS: Final[dict[tuple[str, str], int]] = {
@@ -31,8 +32,13 @@ TENANT_VERBS: Final[dict[tuple[str, str], int]] = {
         ("file", verb): 4 for verb in ("read", "write", "list", "stat", "remove")
     },  # file.read.<p>.<u>.<n>.<s>
     ("log", "fetch"): 2,  # log.fetch.<p>.<u>
+    **{
+        ("job", verb): 3  # job.pause.<p>.<u>.<job>
+        for verb in ("pause", "resume", "kill", "stat", "cancel")
+    },
 }
-CORE_VERBS: Final = (("sandbox", "create"), ("sandbox", "list"))
+JOB_VERBS: Final = tuple(asked for asked in TENANT_VERBS if asked[0] == "job")
+CORE_VERBS: Final = (("sandbox", "create"), ("sandbox", "list"), *JOB_VERBS)
 JOURNAL_VERBS: Final = (("log", "fetch"),)
 
 
@@ -47,14 +53,24 @@ class Address:
     node: str = ""
     sandbox: str = ""
     exec: str = ""
+    job: str = ""
 
 
 def request(
-    noun: str, verb: str, project: str, principal: str, sandbox: str | None = None, exec_: str | None = None
+    noun: str,
+    verb: str,
+    project: str,
+    principal: str,
+    sandbox: str | None = None,
+    exec_: str | None = None,
+    *,
+    job: str | None = None,
 ) -> str:
     """The subject of a tenant's request; the node comes out of the sandbox id. Raises BadId."""
     depth = TENANT_VERBS[noun, verb]
     tokens = [noun, verb, check("project", project), check("principal", principal)]
+    if noun == "job":
+        tokens.append(check("job", job or ""))
     if depth >= 4:
         tokens += [node_of(sandbox or ""), check("sandbox", sandbox or "")]
     if depth == 5:
@@ -70,7 +86,10 @@ def parse(subject: str) -> Address:
     ids = rest.split(".") if rest else []
     if depth is None or len(ids) != depth:
         raise BadId(f"{subject!r} is not a request subject", field="subject")
-    checked = [check(kind, value) for kind, value in zip(_DEPTH_KINDS, ids, strict=False)]
+    kinds = _JOB_KINDS if noun == "job" else _DEPTH_KINDS
+    checked = [check(kind, value) for kind, value in zip(kinds, ids, strict=False)]
+    if noun == "job":
+        return Address(noun, verb, checked[0], checked[1], job=checked[2])
     if depth >= 4 and node_of(checked[3]) != checked[2]:
         raise BadId(f"{subject!r}: the sandbox does not lie on that node", field="sandbox")
     return Address(noun, verb, *checked)
@@ -84,7 +103,12 @@ def tenant_publish(project: str, principal: str) -> list[str]:
 
 def tenant_subscribe(project: str, principal: str) -> list[str]:
     """Every subject pattern that a principal may subscribe to."""
-    return [f"exec.stream.{project}.>", f"event.*.{project}.>", inbox(principal) + ".>"]
+    return [
+        f"exec.stream.{project}.>",
+        f"event.*.{project}.>",
+        job_progress(project, "*"),
+        inbox(principal) + ".>",
+    ]
 
 
 def node_requests(node: str) -> list[str]:
@@ -120,6 +144,31 @@ def audit(writer: str, op: str, project: str) -> str:
 def node_create(node: str) -> str:
     """node.create.<n>: core asks a node; the node answers the caller itself."""
     return f"node.create.{check('node', node)}"
+
+
+def node_batch(node: str) -> str:
+    """node.batch.<n>: core asks a node for its part of a batch, and how far that is; repeatable."""
+    return f"node.batch.{check('node', node)}"
+
+
+def node_op(node: str) -> str:
+    """node.op.<n>: core does something to every sandbox of a job on a node."""
+    return f"node.op.{check('node', node)}"
+
+
+def job_order(project: str, operation: str) -> str:
+    """job.order.<p>.<op>: a batch that some core is to carry out; stored in JOBS until it is done."""
+    return f"job.order.{check('project', project)}.{check('operation', operation)}"
+
+
+def job_progress(project: str, job: str) -> str:
+    """job.progress.<p>.<job>: how far a batch of the job is; told by core, not stored."""
+    return f"job.progress.{project}.{job}"
+
+
+def job_key(project: str, job: str, operation: str) -> str:
+    """`<project>.<job>.<operation>` in the jobs bucket: how far a batch is."""
+    return f"{project}.{check('job', job)}.{operation}"
 
 
 def node_heartbeat(node: str) -> str:
@@ -158,13 +207,25 @@ def driver_news(verb: str, node: str) -> str:
 
 
 SCHED_PLACE: Final = "sched.place"
+SCHED_SPREAD: Final = "sched.spread"
+"""Nodes for many sandboxes at once, so many for each."""
+SCHED_NODES: Final = "sched.nodes"
+"""Every node that has been heard of lately, and which of them still live."""
 SCHED_VETO: Final = "sched.veto"
 """A node that vetoes a create gives it back to any core here (docs/adr/0004-veto.md)."""
 ALL_HEARTBEATS: Final = "node.heartbeat.*"
 
-STREAMS: Final = {"EXEC": ["exec.stream.>"], "EVENT": ["event.>"], "AUDIT": ["audit.>"]}
+STREAMS: Final = {
+    "EXEC": ["exec.stream.>"],
+    "EVENT": ["event.>"],
+    "AUDIT": ["audit.>"],
+    "JOBS": ["job.order.>"],
+}
 REGISTRY_BUCKET: Final = "registry"
 OPS_BUCKET: Final = "ops"
+JOBS_BUCKET: Final = "jobs"
+JOBS_CONSUMER: Final = "cores"
+"""The durable consumer of JOBS that all cores share."""
 
 
 def registry_key(project: str, sandbox: str) -> str:

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
@@ -23,12 +23,14 @@ from typing import Any, Final, Self, Unpack
 from dsec.bus.credentials import Credentials
 from dsec.bus.errors import BrokerDown, DsecError, GoneError
 from dsec.bus.ids import check
+from dsec.bus.jobs.messages import Batch as BatchState
 from dsec.bus.messages import Record, State
 from dsec.bus.spec import parse_spec
 from dsec.bus.transport import Bus
 from dsec.bus.wire import Wire
 from dsec.sdk import config
 from dsec.sdk.exec import Exec
+from dsec.sdk.jobs import Batch, Job, overrides_of
 from dsec.sdk.link import PATIENCE, Link, new_operation
 from dsec.sdk.sandbox import Sandbox
 from dsec.sdk.spec_args import SpecArgs
@@ -37,6 +39,7 @@ log = logging.getLogger(__name__)
 
 CREATE_PATIENCE: Final = 120.0
 CREATE_ATTEMPT: Final = 15.0
+BATCH_ATTEMPT: Final = 5.0
 PAGE: Final = 1000
 
 
@@ -121,6 +124,34 @@ class Client:
         subject = self._link.subject("sandbox", "create")
         answer = await self._link.call(subject, body, op=op, patience=timeout, attempt=CREATE_ATTEMPT)
         return Sandbox(self._link, Record.model_validate(answer))
+
+    async def create_many(
+        self,
+        count: int,
+        *,
+        overrides: Mapping[int, SpecArgs] | Sequence[SpecArgs] = (),
+        key: str | None = None,
+        timeout: float = CREATE_PATIENCE,
+        **spec: Unpack[SpecArgs],
+    ) -> Batch:
+        """`count` sandboxes of one template in one durable call: on return every id can be read.
+
+        `overrides[i]` replaces fields of the template for number i (`env`, `labels` and `limits` are merged).
+        What cannot be created is told by `Batch.failures`. Without `job` the batch is a job of its own.
+        `key`: the same key gives the same batch. Raises UnknownField or SpecError naming the field (such as
+        `overrides.7.limits.cpu`), Conflict, TooLarge (split the batch), DeadlineExceeded (call again with the
+        same key).
+        """
+        asked = parse_spec(dict(spec)).model_dump(mode="json", exclude_unset=True)
+        body = {"spec": asked, "count": count, "overrides": dict(overrides_of(overrides))}
+        op = check("operation", key) if key is not None else new_operation()
+        subject = self._link.subject("sandbox", "create")
+        answer = await self._link.call(subject, body, op=op, patience=timeout, attempt=BATCH_ATTEMPT)
+        return Batch(self._link, BatchState.model_validate(answer))
+
+    def job(self, job: str) -> Job:
+        """Everything of one job at once. Raises BadId."""
+        return Job(self._link, check("job", job))
 
     @contextlib.asynccontextmanager
     async def sandbox(

@@ -70,9 +70,17 @@ class Link:
         self.patience = patience
         self.readers: set[Closing] = set()
 
-    def subject(self, noun: str, verb: str, sandbox: str | None = None, exec_: str | None = None) -> str:
+    def subject(
+        self,
+        noun: str,
+        verb: str,
+        sandbox: str | None = None,
+        exec_: str | None = None,
+        *,
+        job: str | None = None,
+    ) -> str:
         """The subject of a request of this principal. Raises BadId."""
-        return subjects.request(noun, verb, self.project, self.principal, sandbox, exec_)
+        return subjects.request(noun, verb, self.project, self.principal, sandbox, exec_, job=job)
 
     async def call(self, subject: str, body: dict[str, Any], **options: Any) -> Any:
         """Like `ask`, for requests that are answered with JSON: what stands under `ok`."""

@@ -17,7 +17,9 @@ from dsec.bus.credentials import Role
 from dsec.plugins.iam.store import Identity
 
 API: Final = "$JS.API"
-BUCKETS: Final = tuple(f"KV_{name}" for name in (subjects.REGISTRY_BUCKET, subjects.OPS_BUCKET))
+BUCKETS: Final = tuple(
+    f"KV_{name}" for name in (subjects.REGISTRY_BUCKET, subjects.OPS_BUCKET, subjects.JOBS_BUCKET)
+)
 STREAMS: Final = (*subjects.STREAMS, *BUCKETS)
 
 
@@ -102,18 +104,28 @@ def _driver(node: str, owner: str) -> Rights:
 
 
 def _core() -> Rights:
-    registry, ops = BUCKETS
+    registry, ops, jobs = BUCKETS
     return Rights(
         publish=(
             "node.create.*",
+            "node.batch.*",
+            "node.op.*",
             "node.drain.*",
             subjects.SCHED_PLACE,
+            subjects.SCHED_SPREAD,
+            subjects.SCHED_NODES,
             f"$KV.{subjects.OPS_BUCKET}.>",
+            f"$KV.{subjects.JOBS_BUCKET}.>",
+            *subjects.STREAMS["JOBS"],
+            subjects.job_progress("*", "*"),
+            f"{API}.CONSUMER.DURABLE.CREATE.JOBS.{subjects.JOBS_CONSUMER}",
+            f"{API}.CONSUMER.MSG.NEXT.JOBS.{subjects.JOBS_CONSUMER}",
+            f"$JS.ACK.JOBS.{subjects.JOBS_CONSUMER}.>",
             "audit.core.>",
             *_plugin("core"),
             *(f"{API}.STREAM.{verb}.{stream}" for verb in ("CREATE", "UPDATE") for stream in STREAMS),
             *_infos(*STREAMS),
-            *_reads(registry, ops),
+            *_reads(registry, ops, jobs),
         ),
         subscribe=(*_served(subjects.CORE_VERBS), subjects.SCHED_VETO, *_service("core")),
         answer_within=30.0,
@@ -123,7 +135,13 @@ def _core() -> Rights:
 def _scheduler() -> Rights:
     return Rights(
         publish=("audit.scheduler.>", *_plugin("scheduler")),
-        subscribe=(subjects.SCHED_PLACE, subjects.ALL_HEARTBEATS, *_service("scheduler")),
+        subscribe=(
+            subjects.SCHED_PLACE,
+            subjects.SCHED_SPREAD,
+            subjects.SCHED_NODES,
+            subjects.ALL_HEARTBEATS,
+            *_service("scheduler"),
+        ),
         answer_within=5.0,
     )
 

@@ -12,15 +12,18 @@ import logging
 import random
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Final
 
 from dsec.bus import subjects
 from dsec.bus.errors import DsecError, NoCapacity, NodeLost
 from dsec.bus.handlers import decode, ok, serving_internal
 from dsec.bus.host import Context
+from dsec.bus.jobs.messages import Spread
 from dsec.bus.messages import Heartbeat, Place
 from dsec.bus.transport import Bus, Received
 from dsec.plugins.scheduler.placement import DEFAULT_ASK, Ask, choose
+from dsec.plugins.scheduler.spread import apportion
 from dsec.plugins.scheduler.view import View
 
 log = logging.getLogger(__name__)
@@ -44,7 +47,11 @@ class Scheduler:
         heartbeats = await bus.subscribe(subjects.ALL_HEARTBEATS, scheduler.heard)
         timer = asyncio.get_running_loop().call_later(listen, scheduler._listened.set)
         try:
-            async with serving_internal(bus, subjects.SCHED_PLACE, scheduler.place, queue=QUEUE):
+            async with (
+                serving_internal(bus, subjects.SCHED_PLACE, scheduler.place, queue=QUEUE),
+                serving_internal(bus, subjects.SCHED_SPREAD, scheduler.spread, queue=QUEUE),
+                serving_internal(bus, subjects.SCHED_NODES, scheduler.nodes, queue=QUEUE),
+            ):
                 yield
         finally:
             timer.cancel()
@@ -66,6 +73,25 @@ class Scheduler:
         await self._listened.wait()
         node = self._choose(place) if place.at is None else self._at(place.at)
         return ok({"node": node})
+
+    async def spread(self, message: Received) -> bytes:
+        """`{"nodes": {node: how many}}` for a Spread; fewer in all than asked for when there is no room."""
+        asked = decode(Spread, message.data)
+        await self._listened.wait()
+        cpu, memory = asked.cpu or DEFAULT_ASK[0], asked.memory or DEFAULT_ASK[1]
+        ask = Ask(asked.backend, cpu, memory, frozenset(asked.excluded))
+        now = time.monotonic()
+        shares = apportion(ask, asked.count, self._view.candidates(now))
+        for node, share in shares.items():
+            self._view.placed(node, replace(ask, cpu=cpu * share, memory=memory * share), now)
+        return ok({"nodes": shares})
+
+    async def nodes(self, _: Received) -> bytes:
+        """`{"nodes": {node: whether it lives}}` of all heard lately."""
+        await self._listened.wait()
+        now = time.monotonic()
+        known = [candidate.node for candidate in self._view.candidates(now)]
+        return ok({"nodes": {node: self._view.alive(node, now) for node in known}})
 
     def _at(self, node: str) -> str:
         if not self._view.alive(node, time.monotonic()):

@@ -31,6 +31,7 @@ class Held:
     expires: float
     idle: float | None
     used: float
+    job: str | None = None
     dies: float | None = None
     execs: dict[str, int] = field(default_factory=dict)
     numbers: int = 0
@@ -48,6 +49,7 @@ class Held:
             expires=body["expires"] / 1000,
             idle=body["spec"].get("idle_ttl"),
             used=now,
+            job=body["spec"].get("job"),
         )
 
     def due(self) -> float:

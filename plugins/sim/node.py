@@ -42,11 +42,13 @@ from dsec.bus.handlers import (
     typed,
 )
 from dsec.bus.messages import GrantCredit, Heartbeat, RenewSandbox, Request, StartExec, State
+from dsec.bus.registry import TOMBSTONE
 from dsec.bus.transport import Bus, Received
 from dsec.plugins.sim import journal as lines
 from dsec.plugins.sim.books import Books, Held, applied
 from dsec.plugins.sim.config import Fate, SimConfig, Verb
 from dsec.plugins.sim.execs import Execs
+from dsec.plugins.sim.jobs import SimJobs
 from dsec.plugins.sim.journal import Journal, Past
 
 log = logging.getLogger(__name__)
@@ -69,8 +71,10 @@ class SimNode:
         self._appender = appender
         self._auditor = Auditor(appender, "edge")
         self._fate = Fate(config, node)
-        self._books = Books(config, journal.past.pop(node, Past()), journal.epoch, time.time())
+        self.books = Books(config, journal.past.pop(node, Past()), journal.epoch, time.time())
         self._creating: dict[str, asyncio.Future[bytes]] = {}
+        self.waiting: set[str] = set()
+        """Keys of creates that have not begun to be journalled."""
         self._ending: dict[str, asyncio.Future[None]] = {}
         self._audit_create = {"op": "sandbox.create", "subject": subjects.node_create(node)}
         execs = Execs(node, config, self._fate, journal, appender)
@@ -104,6 +108,7 @@ class SimNode:
             await stack.enter_async_context(
                 serving_internal(bus, subjects.node_create(node), self.create, concurrency=CONCURRENCY)
             )
+            await stack.enter_async_context(SimJobs(self).serving(bus))
             tasks = [asyncio.create_task(self._beat()), asyncio.create_task(self._reap())]
             try:
                 yield self
@@ -113,14 +118,19 @@ class SimNode:
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     @property
+    def epoch(self) -> int:
+        """Of the life of all nodes of the process."""
+        return self._journal.epoch
+
+    @property
     def sandboxes(self) -> int:
-        return len(self._books.table)
+        return len(self.books.table)
 
     def _recover(self) -> None:
         """Tell what a former process left: the same records, under this epoch."""
-        for held in self._books.table.values():
+        for held in self.books.table.values():
             self._doom(held)
-            self._publish(held, "recovered")
+            self.publish(held, "recovered")
 
     # --- create
 
@@ -135,7 +145,7 @@ class SimNode:
             )
         key = f"{order['project']}/create/{order['op']}"
         try:
-            record = self._books.answers.get(key) or await self._once(order, key)
+            record = self.books.answers.get(key) or await self.once(order, key)
         except NoCapacity as reason:
             await self._veto(order, message.reply, reason)
             return None
@@ -145,7 +155,7 @@ class SimNode:
         self._note_create(order, "ok")
         return b'{"ok":%b}' % record
 
-    async def _once(self, order: dict[str, Any], key: str) -> bytes:
+    async def once(self, order: dict[str, Any], key: str) -> bytes:
         """The record; those who ask meanwhile wait for the same one."""
         running = self._creating.get(key)
         if running is not None:
@@ -170,10 +180,14 @@ class SimNode:
         if spec["backend"] not in self._config.backends:
             raise Unsupported(f"backend {spec['backend']!r} is not on this node", field="backend")
         limits = applied(spec["limits"], self._config.defaults)
-        self._books.admit(limits["cpu"] or 0.0, limits["memory"] or 0, len(self._creating) - 1)
+        self.books.admit(limits["cpu"] or 0.0, limits["memory"] or 0, len(self._creating) - 1)
         delay = self._fate.delay("create")
         if delay:
-            await asyncio.sleep(delay)
+            self.waiting.add(key)
+            try:
+                await asyncio.sleep(delay)
+            finally:
+                self.waiting.discard(key)
         self._fate.strike("create")
         body = {
             "v": 1,
@@ -194,8 +208,8 @@ class SimNode:
         await self._journal.append(lines.created(self.node, key, record))
         held = Held.of(body, record, now)
         self._doom(held, add=True)
-        self._books.answers[key] = record
-        self._publish(held, "created")
+        self.books.answers[key] = record
+        self.publish(held, "created")
         return record
 
     def _doom(self, held: Held, *, add: bool = False) -> None:
@@ -203,9 +217,9 @@ class SimNode:
         lifetime = self._fate.lifetime()
         held.dies = None if lifetime is None else time.time() + lifetime
         if add:
-            self._books.add(held)
+            self.books.add(held)
         elif lifetime is not None:
-            self._books.again(held)
+            self.books.again(held)
 
     async def _veto(self, order: dict[str, Any], reply: str, reason: NoCapacity) -> None:
         veto = orjson.dumps({"order": order, "reply": reply, "reason": reason.message})
@@ -244,7 +258,7 @@ class SimNode:
         return answer
 
     def _held(self, call: Call) -> Held:
-        return self._books.get(call.address.sandbox, call.address.project, time.time())
+        return self.books.get(call.address.sandbox, call.address.project, time.time())
 
     async def stat(self, call: Call, _: Request) -> bytes:
         """The sandbox's record."""
@@ -253,10 +267,10 @@ class SimNode:
     async def destroy(self, call: Call, _: Request) -> bytes:
         """Nothing is left of it; repeatable."""
         at = call.address
-        if self._books.gone.get(at.sandbox) != at.project:
+        if self.books.gone.get(at.sandbox) != at.project:
             held = self._held(call)
-            await self._trial("destroy")
-            await self._end(held, "")
+            await self.trial("destroy")
+            await self.end(held, "")
         return ok()
 
     async def pause(self, call: Call, _: Request) -> bytes:
@@ -270,32 +284,36 @@ class SimNode:
     async def renew(self, call: Call, request: RenewSandbox) -> bytes:
         """A new time to live, counted from now."""
         held = self._held(call)
-        await self._trial("renew")
+        await self.trial("renew")
         held.expires = time.time() + request.ttl
-        await self._change(held, "renewed", expires=int(held.expires * 1000))
-        self._books.again(held)
+        await self.change(held, "renewed", expires=int(held.expires * 1000))
+        self.books.again(held)
         return _told(held)
 
     async def _switch(self, call: Call, verb: Verb, state: State) -> bytes:
         held = self._held(call)
+        await self.switch(held, verb, state)
+        return _told(held)
+
+    async def switch(self, held: Held, verb: Verb, state: State) -> None:
+        """Repeatable. Raises SpecError for a failed sandbox."""
         if held.state is State.FAILED:
             raise SpecError(f"a sandbox that is failed cannot become {state.value}", field="state")
         if held.state is not state:
-            await self._trial(verb)
+            await self.trial(verb)
             held.state = state
-            await self._change(held, state.value, state=state.value)
-        return _told(held)
+            await self.change(held, state.value, state=state.value)
 
-    async def _trial(self, verb: Verb) -> None:
+    async def trial(self, verb: Verb) -> None:
         await asyncio.sleep(self._fate.delay(verb))
         self._fate.strike(verb)
 
-    async def _change(self, held: Held, what: str, **fields: Any) -> None:
+    async def change(self, held: Held, what: str, **fields: Any) -> None:
         held.record = orjson.dumps(orjson.loads(held.record) | fields)
         await self._journal.append(lines.changed(self.node, held.record))
-        self._publish(held, what)
+        self.publish(held, what)
 
-    async def _end(self, held: Held, reason: str) -> None:
+    async def end(self, held: Held, reason: str) -> None:
         """Destroy; those who ask meanwhile wait for the same end."""
         running = self._ending.get(held.id)
         if running is not None:
@@ -305,45 +323,46 @@ class SimNode:
             await asyncio.shield(running)
         finally:
             del self._ending[held.id]
-        self._books.remove(held)
+        self.books.remove(held)
         held.state = State.DESTROYED
         held.record = orjson.dumps(orjson.loads(held.record) | {"state": "destroyed", "reason": reason})
-        self._publish(held, "destroyed")
+        self.publish(held, "destroyed")
         return None
 
-    def _publish(self, held: Held, what: str) -> None:
-        """Tell registry and events; a destroyed sandbox leaves the registry."""
-        key = f"$KV.{subjects.REGISTRY_BUCKET}.{held.project}.{self.node}.{held.id}"
-        if held.state is State.DESTROYED:
-            self._appender.put(key, b"", headers={"KV-Operation": "DEL"})
-        else:
-            self._appender.put(key, held.record)
-        event = b'{"time":%d,"record":%b}' % (int(time.time() * 1000), held.record)
-        self._appender.put(f"event.{what}.{held.project}.{self.node}.{held.id}", event)
+    def publish(self, held: Held, what: str) -> None:
+        """Tell registry and events; a destroyed sandbox leaves a tombstone for a while."""
+        self.tell(held.project, held.id, what, held.record, gone=held.state is State.DESTROYED)
+
+    def tell(self, project: str, sandbox: str, what: str, record: bytes, *, gone: bool = False) -> None:
+        """The same for one that is not held; `gone`: nothing will follow this record."""
+        key = f"$KV.{subjects.REGISTRY_BUCKET}.{project}.{self.node}.{sandbox}"
+        self._appender.put(key, record, headers=TOMBSTONE if gone else None)
+        event = b'{"time":%d,"record":%b}' % (int(time.time() * 1000), record)
+        self._appender.put(f"event.{what}.{project}.{self.node}.{sandbox}", event)
 
     # --- by itself
 
     async def _reap(self) -> None:
         while True:
             now = time.time()
-            for held in self._books.take_due(now):
+            for held in self.books.take_due(now):
                 try:
                     await self._befall(held, now)
                 except DsecError:
                     log.exception("%s", held.id)
-                    self._books.again(held)
+                    self.books.again(held)
             await asyncio.sleep(REAP_EVERY)
 
     async def _befall(self, held: Held, now: float) -> None:
         reason = held.why_over(now)
         if reason is not None:
-            await self._end(held, reason)
+            await self.end(held, reason)
             return
         deaths = self._config.deaths
         assert deaths is not None
         held.state = State.FAILED
-        await self._change(held, "failed", state="failed", failure=deaths.failure.value, reason=deaths.reason)
-        self._books.again(held)
+        await self.change(held, "failed", state="failed", failure=deaths.failure.value, reason=deaths.reason)
+        self.books.again(held)
 
     async def _beat(self) -> None:
         await asyncio.sleep(random.uniform(0, 0.1))  # noqa: S311 - many nodes start together
@@ -354,7 +373,7 @@ class SimNode:
             await asyncio.sleep(EVERY)
 
     def _heartbeat(self) -> Heartbeat:
-        books, config = self._books, self._config
+        books, config = self.books, self._config
         return Heartbeat(
             node=self.node,
             epoch=self._journal.epoch,

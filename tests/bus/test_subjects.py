@@ -14,18 +14,19 @@ EXEC = "e-0123456789abcdef"
 @pytest.mark.parametrize(("noun", "verb"), list(subjects.TENANT_VERBS))
 def test_a_request_subject_parses_back_to_its_parts(noun: str, verb: str) -> None:
     depth = subjects.TENANT_VERBS[noun, verb]
-    subject = subjects.request(noun, verb, "p-a", "u-b", SANDBOX, EXEC)
+    subject = subjects.request(noun, verb, "p-a", "u-b", SANDBOX, EXEC, job="j-d")
     address = subjects.parse(subject)
     assert (address.noun, address.verb, address.project, address.principal) == (noun, verb, "p-a", "u-b")
     assert address.sandbox == (SANDBOX if depth >= 4 else "")
     assert address.node == ("n-host1" if depth >= 4 else "")
     assert address.exec == (EXEC if depth == 5 else "")
+    assert address.job == ("j-d" if noun == "job" else "")
 
 
 @pytest.mark.parametrize(("noun", "verb"), list(subjects.TENANT_VERBS))
 def test_rights_cover_exactly_the_own_requests(noun: str, verb: str) -> None:
-    mine = subjects.request(noun, verb, "p-a", "u-b", SANDBOX, EXEC)
-    others = subjects.request(noun, verb, "p-a", "u-c", SANDBOX, EXEC)
+    mine = subjects.request(noun, verb, "p-a", "u-b", SANDBOX, EXEC, job="j-d")
+    others = subjects.request(noun, verb, "p-a", "u-c", SANDBOX, EXEC, job="j-d")
     rights = subjects.tenant_publish("p-a", "u-b")
     assert any(fnmatchcase(mine, right) for right in rights)
     assert not any(fnmatchcase(others, right) for right in rights)

@@ -136,7 +136,8 @@ class Cluster:
             await ensure(self.core.jetstream, exec_bytes=64 << 20)
             scheduler = await enter(self.connected("scheduler"))
             await enter(Scheduler.running(scheduler, context, listen=0.5))
-            await enter(Core.running(self.core, context))
+            if cores:
+                await enter(Core.running(self.core, context))
             for _ in range(cores - 1):
                 await enter(Core.running(await enter(self.connected("core")), context))
             self.tenant = await enter(self.connected(PRINCIPAL))

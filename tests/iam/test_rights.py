@@ -70,7 +70,7 @@ def test_a_tenant_may_ask_everything_in_the_table(project: str, principal: str) 
     sandbox, exec_ = ids.sandbox_on("n-a"), ids.exec_of("op")
     rights = tenant(project, principal).publish
     for noun, verb in subjects.TENANT_VERBS:
-        asked = subjects.request(noun, verb, project, principal, sandbox, exec_)
+        asked = subjects.request(noun, verb, project, principal, sandbox, exec_, job="j-a")
         assert any(matches(right, asked) for right in rights), asked
 
 

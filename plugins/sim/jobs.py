@@ -1,0 +1,106 @@
+"""Batches and jobs on a simulated node: made and ended as single sandboxes are."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from dsec.bus.errors import DsecError
+from dsec.bus.jobs.members import JobOps
+from dsec.bus.jobs.node import Batches, Item
+from dsec.bus.messages import State
+from dsec.bus.transport import Bus
+from dsec.plugins.sim.books import applied
+
+if TYPE_CHECKING:
+    from dsec.plugins.sim.node import SimNode
+
+
+class SimJobs:
+    """`bus.jobs.node.Maker` and `bus.jobs.members.Members` of one simulated node."""
+
+    def __init__(self, node: SimNode) -> None:
+        self._node = node
+        self._batches: Batches
+
+    @contextlib.asynccontextmanager
+    async def serving(self, bus: Bus) -> AsyncIterator[None]:
+        """Answer node.batch and node.op while the block runs."""
+        name = self._node.node
+        async with Batches.running(bus, name, self) as self._batches, JobOps.running(bus, name, self):
+            yield
+
+    # --- Maker
+
+    async def make(self, item: Item) -> None:
+        key = _key(item)
+        if key not in self._node.books.answers:
+            order = {"op": item.op, "project": item.project, "principal": item.principal}
+            await self._node.once(order | {"sandbox": item.sandbox, "spec": item.spec}, key)
+
+    async def made(self, item: Item) -> bool:
+        return _key(item) in self._node.books.answers
+
+    def abandon(self, item: Item) -> bool:
+        return _key(item) in self._node.waiting
+
+    def pending(self, item: Item) -> None:
+        self._tell(item, State.PENDING)
+
+    def failed(self, item: Item, error: DsecError) -> None:
+        self._tell(item, State.FAILED, failure=error.failure.value, reason=error.message)
+
+    def _tell(self, item: Item, state: State, **fields: Any) -> None:
+        """A record without a sandbox; a failed one is remembered for as long as a destroyed one."""
+        node, now = self._node, int(time.time() * 1000)
+        body = {
+            "sandbox": item.sandbox,
+            "project": item.project,
+            "principal": item.principal,
+            "node": node.node,
+            "epoch": node.epoch,
+            "state": state.value,
+            "spec": item.spec,
+            "applied": applied(item.spec["limits"], node.books.config.defaults),
+            "created": now,
+            "expires": now + int(item.spec["ttl"] * 1000),
+        }
+        record = orjson.dumps(body | fields)
+        node.tell(item.project, item.sandbox, state.value, record, gone=state is State.FAILED)
+
+    # --- Members
+
+    def of_job(self, project: str, job: str) -> list[str]:
+        table = self._node.books.table.values()
+        return [held.id for held in table if held.job == job and held.project == project]
+
+    def state(self, sandbox: str) -> State | None:
+        held = self._node.books.table.get(sandbox)
+        return None if held is None else held.state
+
+    def cancel(self, project: str, job: str) -> int:
+        return self._batches.cancel(project, job)
+
+    async def pause(self, sandbox: str) -> None:
+        held = self._node.books.table.get(sandbox)
+        if held is not None and held.state is State.RUNNING:
+            await self._node.switch(held, "pause", State.PAUSED)
+
+    async def resume(self, sandbox: str) -> None:
+        held = self._node.books.table.get(sandbox)
+        if held is not None and held.state is State.PAUSED:
+            await self._node.switch(held, "resume", State.RUNNING)
+
+    async def kill(self, sandbox: str) -> None:
+        held = self._node.books.table.get(sandbox)
+        if held is not None:
+            await self._node.trial("destroy")
+            await self._node.end(held, "its job was killed")
+
+
+def _key(item: Item) -> str:
+    return f"{item.project}/create/{item.op}"
