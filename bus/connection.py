@@ -49,6 +49,9 @@ class Connection(Client):
         self._on_violation = on_violation
         self._write_scheduled = False
         self._unsent = 0
+        self._written = 0.0
+        self.linger = 0.0
+        """Seconds that lie between two writes at the least: a busy service writes less often."""
 
     # --- publishing
 
@@ -80,10 +83,17 @@ class Connection(Client):
         self._pending_data_size += len(command)
         if not self._write_scheduled:
             self._write_scheduled = True
-            asyncio.get_running_loop().call_soon(self._write_out)
+            loop = asyncio.get_running_loop()
+            wait = self._written + self.linger - loop.time() if self.linger else 0.0
+            if wait > 0:
+                loop.call_later(wait, self._write_out)
+            else:
+                loop.call_soon(self._write_out)
 
     def _write_out(self) -> None:
         self._write_scheduled = False
+        if self.linger:
+            self._written = asyncio.get_running_loop().time()
         commands, self._pending, self._pending_data_size = self._pending, [], 0
         if commands and self.is_connected and (stream := self._stream()):
             stream.writelines(commands)

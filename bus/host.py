@@ -17,7 +17,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
-from dsec.bus.credentials import Credentials
+from dsec.bus.credentials import Credentials, Role
 from dsec.bus.driver import Driver, Images
 from dsec.bus.errors import DsecError, InfraError, MissingTool
 from dsec.bus.home import Home
@@ -34,6 +34,9 @@ PLUGINS: Final = "dsec.plugins"
 DRIVERS: Final = "dsec.drivers"
 IMAGES: Final = "dsec.images"
 CONTROL_PLANE: Final = ("core", "scheduler", "journal")
+LINGER: Final = 0.001
+"""Seconds between two writes of core and scheduler: they have messages in every create."""
+_BUSY: Final = {Role.CORE, Role.SCHEDULER}
 STOP_WITHIN: Final = 10.0
 """Seconds that one stage may take to end."""
 
@@ -136,7 +139,7 @@ async def plugin(
     kind: type[Plugin] = load(PLUGINS, name)
     context.home.mkdir(parents=True, exist_ok=True, mode=0o700)
     async with (
-        Wire.connect(url, credentials, name) as wire,
+        Wire.connect(url, credentials, name, linger=LINGER if credentials.role in _BUSY else 0.0) as wire,
         ending(_running(kind, wire, context, concurrency), name, within=stop_within),
         member(wire, service or service_of(credentials)),
     ):

@@ -96,18 +96,28 @@ class Wire:
         self._connected_hooks: list[Callable[[], None]] = []
         self._disconnected_hooks: list[Callable[[], None]] = []
         self._last_error = "no answer"
+        self._linger = 0.0
 
     @classmethod
     @contextlib.asynccontextmanager
     async def connect(
-        cls, servers: str, credentials: Credentials, name: str = "", *, timeout: float = 10.0
+        cls,
+        servers: str,
+        credentials: Credentials,
+        name: str = "",
+        *,
+        timeout: float = 10.0,
+        linger: float = 0.0,
     ) -> AsyncIterator[Self]:
         """Connected while the block runs; `servers` is one URL or several with commas between them.
+
+        `linger`: seconds between two writes at the least, for busy services: a write is what a message costs.
 
         Raises BrokerDown when no broker can be reached within `timeout` seconds or iam does not answer it,
         and Unauthenticated when the credentials are refused.
         """
         wire = cls(credentials)
+        wire._linger = linger
         try:
             await wire._open(servers, name or credentials.owner, timeout)
             yield wire
@@ -212,6 +222,7 @@ class Wire:
             await self._connection.close()
             self._connection = Connection(self._violated)
             await asyncio.sleep(random.uniform(0.05, 0.2))  # noqa: S311 - jitter, no secret
+        self._connection.linger = self._linger
         self._jetstream = self._connection.jetstream()
         try:
             await self._connection.subscribe_direct(self._answers + "*", "", self._answered)

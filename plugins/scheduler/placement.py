@@ -74,6 +74,43 @@ def choose(
     return min(drawn, key=lambda node: load(node, overcommit)).node
 
 
+def choose_many(
+    ask: Ask,
+    count: int,
+    nodes: Iterable[Candidate],
+    rng: random.Random,
+    overcommit: Overcommit = Overcommit(),
+) -> list[str]:
+    """`choose` for `count` alike, each with those before it in view; fewer when there is no more room."""
+    room = {node.node: node for node in nodes if fits(ask, node, overcommit)}
+    chosen: list[str] = []
+    while room and len(chosen) < count:
+        eligible = [node.node for node in under_cap([*room.values()])]
+        for _ in range(min(count - len(chosen), len(eligible))):  # then the cap is looked at again
+            drawn = [room[name] for name in rng.sample(eligible, min(CHOICES, len(eligible)))]
+            best = min(drawn, key=lambda node: load(node, overcommit))
+            chosen.append(best.node)
+            room[best.node] = filled = _with(ask, best)
+            if not fits(ask, filled, overcommit):
+                del room[best.node]
+                break
+    return chosen
+
+
+def _with(ask: Ask, node: Candidate) -> Candidate:
+    """The node with one more placement on it."""
+    return Candidate(
+        node.node,
+        node.backends,
+        node.cpu,
+        node.memory,
+        node.cpu_used + ask.cpu,
+        node.memory_used + ask.memory,
+        node.recent + 1,
+        healthy=node.healthy,
+    )
+
+
 def fits(ask: Ask, node: Candidate, overcommit: Overcommit) -> bool:
     """Whether the node is healthy, not excluded, has the backend and room."""
     return (

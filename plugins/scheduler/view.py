@@ -6,6 +6,7 @@ unix time. Nothing is durable: a scheduler that starts anew has the whole view a
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -30,58 +31,97 @@ class _Placement:
     at: float
     cpu: float
     memory: int
+    count: int
 
 
 @dataclass(slots=True)
 class _Node:
+    """`recent`: placements that no heartbeat shows yet, oldest first, with their sums."""
+
     heartbeat: Heartbeat
+    backends: frozenset[str]
     seen: float
     offset: int
-    recent: list[_Placement] = field(default_factory=list)
+    recent: deque[_Placement] = field(default_factory=deque)
+    cpu: float = 0.0
+    memory: int = 0
+    count: int = 0
+    told: Candidate | None = None
+
+    def add(self, placement: _Placement) -> None:
+        self.recent.append(placement)
+        self.cpu += placement.cpu
+        self.memory += placement.memory
+        self.count += placement.count
+        self.told = None
+
+    def drop(self, until: float) -> None:
+        """Forget placements up to a time."""
+        while self.recent and self.recent[0].at <= until:
+            placement = self.recent.popleft()
+            self.cpu -= placement.cpu
+            self.memory -= placement.memory
+            self.count -= placement.count
+            self.told = None
+        if not self.recent:
+            self.cpu = 0.0  # what rounding has left
+
+    def candidate(self, *, healthy: bool) -> Candidate:
+        """As the placement sees it; made anew only when something changed."""
+        if self.told is None or self.told.healthy is not healthy:
+            beat = self.heartbeat
+            self.told = Candidate(
+                node=beat.node,
+                backends=self.backends,
+                cpu=beat.cpu,
+                memory=beat.memory,
+                cpu_used=beat.cpu_used + self.cpu,
+                memory_used=beat.memory_used + self.memory,
+                recent=self.count,
+                healthy=healthy,
+            )
+        return self.told
 
 
 class View:
     """Fed with heartbeats and placements; tells candidates."""
 
-    def __init__(self) -> None:
+    def __init__(self, suspect: float = SUSPECT) -> None:
+        self._suspect = suspect
         self._nodes: dict[str, _Node] = {}
+        self._pruned = 0.0
 
     def heard(self, heartbeat: Heartbeat, now: float, unix_ms: int) -> None:
         """Take a heartbeat in; of an older epoch it is a dead process's last word, and ignored."""
         node = self._nodes.get(heartbeat.node)
         if node is not None and heartbeat.epoch < node.heartbeat.epoch:
             return
-        recent = [] if node is None else [one for one in node.recent if _hidden(one, now)]
-        self._nodes[heartbeat.node] = _Node(heartbeat, now, heartbeat.time - unix_ms, recent)
+        if node is None:
+            node = _Node(heartbeat, frozenset(heartbeat.backends), now, 0)
+        node.heartbeat, node.backends = heartbeat, frozenset(heartbeat.backends)
+        node.seen, node.offset, node.told = now, heartbeat.time - unix_ms, None
+        node.drop(now - SETTLE)
+        self._nodes[heartbeat.node] = node
+        if now - self._pruned >= FORGET:
+            self._pruned = now
+            self._nodes = {name: one for name, one in self._nodes.items() if now - one.seen < FORGET}
 
-    def placed(self, node: str, ask: Ask, now: float) -> None:
-        """Lay a placement over the node until a heartbeat shows it."""
+    def placed(self, node: str, ask: Ask, now: float, count: int = 1) -> None:
+        """Lay `count` placements over the node until a heartbeat shows them."""
         known = self._nodes.get(node)
         if known is not None:
-            known.recent.append(_Placement(now, ask.cpu, ask.memory))
+            known.add(_Placement(now, ask.cpu * count, ask.memory * count, count))
 
     def alive(self, node: str, now: float) -> bool:
-        """Whether the node has been heard within `SUSPECT`, full, draining or not."""
+        """Whether the node has been heard within `suspect` seconds, full, draining or not."""
         known = self._nodes.get(node)
-        return known is not None and now - known.seen < SUSPECT
+        return known is not None and now - known.seen < self._suspect
 
     def candidates(self, now: float) -> Iterator[Candidate]:
         """Every node that is not forgotten; suspect, draining and clock-skewed ones are not healthy."""
-        self._nodes = {name: node for name, node in self._nodes.items() if now - node.seen < FORGET}
-        for name, node in self._nodes.items():
-            beat = node.heartbeat
-            recent = node.recent = [one for one in node.recent if now - one.at < LOST]
-            yield Candidate(
-                node=name,
-                backends=frozenset(beat.backends),
-                cpu=beat.cpu,
-                memory=beat.memory,
-                cpu_used=beat.cpu_used + sum(one.cpu for one in recent),
-                memory_used=beat.memory_used + sum(one.memory for one in recent),
-                recent=len(recent),
-                healthy=self.alive(name, now) and not beat.draining and abs(node.offset) <= OFFSET,
-            )
-
-
-def _hidden(placement: _Placement, now: float) -> bool:
-    return now - placement.at < SETTLE
+        for node in self._nodes.values():
+            silent = now - node.seen
+            if silent < FORGET:
+                node.drop(now - LOST)
+                fit = not node.heartbeat.draining and abs(node.offset) <= OFFSET
+                yield node.candidate(healthy=fit and silent < self._suspect)

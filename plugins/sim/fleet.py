@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from typing import Final
 
 from dsec.bus.credentials import Credentials
 from dsec.bus.wire import Wire
@@ -13,8 +14,10 @@ from dsec.plugins.sim.config import SimConfig
 from dsec.plugins.sim.journal import Journal
 from dsec.plugins.sim.node import SimNode
 
-CONNECTING: int = 16
+CONNECTING: Final = 16
 """Connections that are made at once: iam answers each."""
+LINGER: Final = 0.002
+"""Seconds between two writes of a node; nothing that is simulated is faster."""
 
 
 @contextlib.asynccontextmanager
@@ -31,7 +34,7 @@ async def fleet(
 
         async def connected(node: str, who: Credentials) -> Wire:
             async with gate:
-                return await stack.enter_async_context(Wire.connect(url, who, f"sim {node}"))
+                return await stack.enter_async_context(Wire.connect(url, who, f"sim {node}", linger=LINGER))
 
         wires = await asyncio.gather(*(connected(node, who) for node, who in credentials.items()))
         nodes = {}

@@ -19,7 +19,7 @@ from dsec.bus.credentials import Credentials
 from dsec.bus.errors import SpecError
 from dsec.bus.home import Home
 from dsec.bus.host import PLUGINS, load
-from dsec.sdk.cli.loop import loop_factory
+from dsec.sdk.cli.loop import collect_rarely, loop_factory
 from dsec.sdk.cli.output import emit, json_option, say
 
 MOST = 1000
@@ -56,6 +56,7 @@ async def _serve(home: Home, args: argparse.Namespace) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         async with sim.fleet(url, credentials, home.part("sim"), config):
+            collect_rarely()
             _tell({"url": url, "nodes": names, "pid": os.getpid()}, as_json=args.json)
             await stop.wait()
 

@@ -28,7 +28,7 @@ from dsec.bus.home import Home, default_node
 from dsec.bus.host import CONTROL_PLANE, PLUGINS, Context, images_of, load, plugin, usable_drivers
 from dsec.bus.messages import Place
 from dsec.bus.wire import Wire
-from dsec.sdk.cli.loop import loop_factory
+from dsec.sdk.cli.loop import collect_rarely, loop_factory
 from dsec.sdk.cli.output import emit, say
 
 log = logging.getLogger(__name__)
@@ -132,6 +132,7 @@ async def up(options: Options) -> None:
         loop.add_signal_handler(number, asked_to_end)
     with contextlib.suppress(asyncio.CancelledError):
         async with running(options) as ready:
+            collect_rarely()
             serving = True
             _tell(ready, as_json=options.json)
             await stop.wait()

@@ -1,0 +1,82 @@
+"""Sheds what a service cannot do in time, before any work on it: past its capacity a queue only adds delay.
+
+Random early detection (Floyd and Jacobson, "Random Early Detection Gateways for Congestion Avoidance", 1993),
+with the time that requests spend here in place of a queue's length: it tells of this process, of the broker
+and of whomever is asked meanwhile. From `low` seconds on a growing share is shed, from `high` seconds on all
+but a few, by which the recovery is noticed; what exceeds `most` requests in hand is shed in any case.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from dsec.bus.errors import Overloaded
+
+LOW: Final = 0.05
+HIGH: Final = 0.25
+MOST: Final = 1024
+SHARE: Final = 0.95
+"""Of requests, that is shed at the most."""
+SETTLE: Final = 0.1
+"""Seconds over which the time that requests take is averaged."""
+RETRY_AFTER: Final = 0.5
+
+
+class Shedder:
+    """`clock` in seconds; `dice` gives a number in 0…1."""
+
+    def __init__(
+        self,
+        low: float = LOW,
+        high: float = HIGH,
+        most: int = MOST,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        dice: Callable[[], float] = random.random,
+    ) -> None:
+        self._low, self._high, self._most = low, high, most
+        self._clock, self._dice = clock, dice
+        self._average = 0.0
+        self._last = clock()
+        self.in_hand = 0
+        self.shed = 0
+        """How many were refused so far."""
+
+    @contextlib.contextmanager
+    def passing(self) -> Iterator[None]:
+        """One request is in hand while the block runs. Raises Overloaded at once when it is to be shed."""
+        if self._is_over():
+            self.shed += 1
+            raise Overloaded(
+                "more requests than can be dealt with in time; try again", retry_after=RETRY_AFTER
+            )
+        began = self._clock()
+        if not self.in_hand:
+            self._last = began
+        self.in_hand += 1
+        try:
+            yield
+        finally:
+            self.in_hand -= 1
+            self._learn(began, self._clock())
+
+    def _is_over(self) -> bool:
+        if not self.in_hand:
+            return False
+        if self.in_hand >= self._most:
+            return True
+        share = (self.delay() - self._low) / (self._high - self._low)
+        return share > 0 and self._dice() < min(SHARE, share)
+
+    def delay(self) -> float:
+        """Seconds that a request takes now; while none comes back at all, at least for how long that is."""
+        return max(self._average, self._clock() - self._last)
+
+    def _learn(self, began: float, now: float) -> None:
+        weight = min(1.0, max(0.001, (now - self._last) / SETTLE))
+        self._average += weight * (now - began - self._average)
+        self._last = now
