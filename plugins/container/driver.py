@@ -38,6 +38,8 @@ from dsec.plugins.container.userns import UserNamespaces
 
 KERNEL: Final = (5, 19)
 """The first kernel with overlayfs on idmapped layers; it has cgroup.kill, cgroup.freeze and pidfds too."""
+START_WITHIN = 30.0
+"""Seconds for a start, which takes milliseconds: engines read files of the image, and one may be a pipe."""
 
 
 class ContainerDriver:
@@ -100,7 +102,8 @@ class ContainerDriver:
         checks.real_mount_points(rootfs.path)
         await self._nothing_of(sandbox)
         try:
-            watched = await self._start(order, rootfs, nofile)
+            async with asyncio.timeout(START_WITHIN):
+                watched = await self._start(order, rootfs, nofile)
         except BaseException as error:
             cause = self._explained(sandbox, error)
             await asyncio.shield(self.destroy(sandbox))
@@ -136,6 +139,8 @@ class ContainerDriver:
         """`error` as the contract names it."""
         if isinstance(error, InfraError | ProcessLookupError) and self._cgroups().of(sandbox).oom_kills():
             return LimitError("limits.memory is too small to start a sandbox", field="limits.memory")
+        if isinstance(error, TimeoutError):
+            return AgentCrippled(f"the image holds up the engine: nothing started in {START_WITHIN:g} s")
         if not isinstance(error, OSError):
             return error
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:

@@ -102,7 +102,8 @@ def _process(nofile: int, oom_score_adj: int) -> dict[str, Any]:
         "terminal": False,
         "user": {"uid": 0, "gid": 0, "umask": 0o022},
         "args": [AGENT, str(nofile)],
-        "env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
+        # without HOME crun looks for it in the image's /etc/passwd, and waits when that is a pipe
+        "env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/"],
         "cwd": "/",
         "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), CAPABILITIES),
         "rlimits": [

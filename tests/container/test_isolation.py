@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import os
 import socket
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,8 @@ import pytest
 from dsec.bus import ids
 from dsec.bus.chronus.guest import Command
 from dsec.bus.driver import Rootfs
-from dsec.bus.errors import Unsupported
-from dsec.plugins.container import oci
+from dsec.bus.errors import AgentCrippled, Unsupported
+from dsec.plugins.container import driver, engine, oci
 from tests.container.conftest import Bench, Box, Result, order
 
 pytestmark = pytest.mark.node
@@ -188,6 +189,38 @@ async def test_an_image_with_a_symlink_for_a_mount_point_is_refused(
     (tree / name).symlink_to("/tmp")
     with pytest.raises(Unsupported, match=f"/{name} of the image"):
         await bench.driver.create(order(sandbox), Rootfs(tree, tree, 1_000_000))
+    assert sandbox not in await bench.driver.leftovers()
+
+
+@pytest.fixture
+async def piped(bench: Bench) -> AsyncIterator[tuple[str, Rootfs]]:
+    """A root file system whose user database is a pipe that nobody writes to."""
+    sandbox = ids.sandbox_on("n-test")
+    rootfs = await bench.rootfs(sandbox)
+    (rootfs.upper / "etc").mkdir()
+    os.mkfifo(rootfs.upper / "etc/passwd")
+    yield sandbox, rootfs
+    await bench.driver.destroy(sandbox)
+    await bench.images.release(sandbox)
+
+
+async def test_a_user_database_that_is_a_pipe_holds_nothing_up(
+    bench: Bench, piped: tuple[str, Rootfs]
+) -> None:
+    sandbox, rootfs = piped
+    async with asyncio.timeout(5):
+        await bench.driver.create(order(sandbox), rootfs)
+
+
+async def test_an_engine_that_the_image_holds_up_is_ended(
+    bench: Bench, piped: tuple[str, Rootfs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "NAMES", ("runc",))  # it reads the user database in any case
+    monkeypatch.setattr(driver, "START_WITHIN", 1.0)
+    sandbox, rootfs = piped
+    async with asyncio.timeout(10):
+        with pytest.raises(AgentCrippled):
+            await bench.driver.create(order(sandbox), rootfs)
     assert sandbox not in await bench.driver.leftovers()
 
 
