@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from dsec.bus import ids, registry, subjects
+from dsec.bus import ids, natscontext, registry, subjects
 from dsec.bus.broker import Broker
 from dsec.bus.credentials import Credentials
 from dsec.bus.errors import InfraError, NodeLost, SpecError
@@ -168,6 +168,7 @@ async def _control_plane(options: Options, ready: dict[str, Any]) -> AsyncIterat
         broker = await stack.enter_async_context(
             Broker.running(home.broker, port=options.port, auth=prepared.auth)
         )
+        natscontext.write(home, broker.url, prepared.credentials("operator"))
         ready |= {"url": broker.url, "broker_pid": broker.pid, "credentials": str(prepared.path("u-admin"))}
 
         async def start(name: str) -> Wire:
