@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -225,4 +226,5 @@ async def _kill_inside(cgroups: list[str]) -> None:
         if procs.exists():
             pids |= {int(line) for line in procs.read_text().split()}
     for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # PID 1 takes the others with it
+            os.kill(pid, signal.SIGKILL)

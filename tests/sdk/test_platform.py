@@ -121,4 +121,4 @@ async def test_the_command_line_does_a_sandboxs_whole_life(live: Part) -> None:
     assert (logs.code, logs.objects[0]["text"], logs.objects[-1]["code"]) == (4, "late\n", 4)
     assert packed.objects[0]["kind"] == "pack"
     gone = await dsec("exec", name, "--", "true")
-    assert (gone.code, gone.err.split(": ")[1]) == (2, "no_such_sandbox")
+    assert (gone.code, gone.err.split(": ")[1]) == (125, "no_such_sandbox")
