@@ -7,8 +7,6 @@ one common gate a tenant that fills it stops everybody; with a gate for each pro
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -37,17 +35,55 @@ class Shares:
         self._share = max(1, concurrency // PARTS)
         self._projects: dict[str, _Project] = {}
 
-    @contextlib.asynccontextmanager
-    async def place(self, project: str) -> AsyncIterator[None]:
-        """Wait for a place. Raises Overloaded at once when the project has too many waiting already."""
-        one = self._projects.setdefault(project, _Project(asyncio.Semaphore(self._share)))
+    def place(self, project: str) -> Place:
+        """Wait for a place in an `async with`. Raises Overloaded at once when the project has too many
+        waiting already.
+        """
+        return Place(self, project)
+
+    async def _enter(self, project: str) -> _Project:
+        one = self._projects.get(project)
+        if one is None:
+            one = self._projects[project] = _Project(asyncio.Semaphore(self._share))
         if one.held >= self._most:
             raise Overloaded("this project has too many requests under way", retry_after=RETRY_AFTER)
         one.held += 1
         try:
-            async with one.gate, self._all:
-                yield
-        finally:
-            one.held -= 1
-            if not one.held:
-                del self._projects[project]
+            await one.gate.acquire()
+            try:
+                await self._all.acquire()
+            except BaseException:
+                one.gate.release()
+                raise
+        except BaseException:
+            self._left(project, one)
+            raise
+        return one
+
+    def _leave(self, project: str, one: _Project) -> None:
+        self._all.release()
+        one.gate.release()
+        self._left(project, one)
+
+    def _left(self, project: str, one: _Project) -> None:
+        one.held -= 1
+        if not one.held:
+            del self._projects[project]
+
+
+class Place:
+    """One call's place; a class of its own since every request takes one."""
+
+    __slots__ = ("_one", "_project", "_shares")
+
+    def __init__(self, shares: Shares, project: str) -> None:
+        self._shares = shares
+        self._project = project
+        self._one: _Project | None = None
+
+    async def __aenter__(self) -> None:
+        self._one = await self._shares._enter(self._project)
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._one is not None:
+            self._shares._leave(self._project, self._one)

@@ -12,8 +12,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import orjson
 from pydantic import BaseModel, ValidationError
@@ -31,8 +30,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 RequestT_contra = TypeVar("RequestT_contra", bound=Request, contravariant=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """One request on its way through the chain."""
 
     address: subjects.Address
@@ -122,14 +120,16 @@ async def answer(
     handler: Callable[[AskedT], Awaitable[bytes | None]], call: AskedT, endpoint: Endpoint
 ) -> bytes | None:
     """The handler's answer, errors included. Only a DsecError's text reaches the caller."""
+    began = time.perf_counter_ns()
     try:
-        with endpoint.request():
-            return await handler(call)
+        return await handler(call)
     except DsecError as raised:
         error = raised
     except Exception:
         log.exception("internal error in %s", call.subject)
         error = InfraError("internal error of the platform; its log has the traceback")
+    finally:
+        endpoint.done(began)
     endpoint.failed(error)
     return failed(error)
 
@@ -195,8 +195,11 @@ def serving(
     endpoint, shares = load.endpoint(subject, queue), Shares(concurrency)
 
     async def fairly(call: Call) -> bytes | None:
-        async with shares.place(call.address.project), load.gate or contextlib.nullcontext():
-            return await handler(call)
+        async with shares.place(call.address.project):
+            if load.gate is None:
+                return await handler(call)
+            async with load.gate:
+                return await handler(call)
 
     async def one(message: Received) -> None:
         try:

@@ -8,10 +8,9 @@ but a few, by which the recovery is noticed; what exceeds `most` requests in han
 
 from __future__ import annotations
 
-import contextlib
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
 from dsec.bus.errors import Overloaded
@@ -46,23 +45,28 @@ class Shedder:
         self.shed = 0
         """How many were refused so far."""
 
-    @contextlib.contextmanager
-    def passing(self) -> Iterator[None]:
+    def passing(self) -> Passing:
         """One request is in hand while the block runs. Raises Overloaded at once when it is to be shed."""
+        return Passing(self)
+
+    def enter(self) -> float:
+        """See `passing`: when the request came in."""
         if self._is_over():
             self.shed += 1
-            raise Overloaded(
-                "more requests than can be dealt with in time; try again", retry_after=RETRY_AFTER
-            )
+            raise Overloaded("more requests than can be met in time; try again", retry_after=RETRY_AFTER)
         began = self._clock()
         if not self.in_hand:
             self._last = began
         self.in_hand += 1
-        try:
-            yield
-        finally:
-            self.in_hand -= 1
-            self._learn(began, self._clock())
+        return began
+
+    def leave(self, began: float) -> None:
+        """The request that came in then is dealt with."""
+        self.in_hand -= 1
+        now = self._clock()
+        weight = min(1.0, max(0.001, (now - self._last) / SETTLE))
+        self._average += weight * (now - began - self._average)
+        self._last = now
 
     def _is_over(self) -> bool:
         if not self.in_hand:
@@ -76,7 +80,17 @@ class Shedder:
         """Seconds that a request takes now; while none comes back at all, at least for how long that is."""
         return max(self._average, self._clock() - self._last)
 
-    def _learn(self, began: float, now: float) -> None:
-        weight = min(1.0, max(0.001, (now - self._last) / SETTLE))
-        self._average += weight * (now - began - self._average)
-        self._last = now
+
+class Passing:
+    """A block in which one request is in hand."""
+
+    __slots__ = ("_began", "_shedder")
+
+    def __init__(self, shedder: Shedder) -> None:
+        self._shedder = shedder
+
+    def __enter__(self) -> None:
+        self._began = self._shedder.enter()
+
+    def __exit__(self, *_: object) -> None:
+        self._shedder.leave(self._began)

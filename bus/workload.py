@@ -7,10 +7,9 @@ Every `handlers.receiving` of a connection enters here by itself, so that discov
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
@@ -37,22 +36,20 @@ class Endpoint:
         """The literal tokens of the subject: `sandbox-create` for `sandbox.create.*.*`."""
         return "-".join(token for token in self.subject.split(".") if _LITERAL.fullmatch(token))
 
-    @contextlib.contextmanager
-    def request(self) -> Iterator[None]:
-        """One request is dealt with while the block runs."""
-        started = time.perf_counter_ns()
-        try:
-            yield
-        finally:
-            self.requests += 1
-            self.processing_ns += time.perf_counter_ns() - started
+    def done(self, began: int) -> None:
+        """One request was dealt with, from `began` (perf_counter_ns) until now."""
+        self.requests += 1
+        self.processing_ns += time.perf_counter_ns() - began
 
     def counting(self, work: Work) -> Work:
         """`work`, each message counted as a request."""
 
         async def counted(message: Received) -> None:
-            with self.request():
+            began = time.perf_counter_ns()
+            try:
                 await work(message)
+            finally:
+                self.done(began)
 
         return counted
 
