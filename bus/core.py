@@ -39,7 +39,7 @@ from dsec.bus.host import Context
 from dsec.bus.jobs.messages import CreateBatch
 from dsec.bus.jobs.service import Jobs
 from dsec.bus.messages import CreateSandbox, ListSandboxes, NodeCreate, Place, Veto
-from dsec.bus.registry import Registry, page
+from dsec.bus.registry import Page, Registry
 from dsec.bus.spec import Spec, parse_spec
 from dsec.bus.transport import Bus, Received
 
@@ -47,6 +47,8 @@ QUEUE: Final = "core"
 MAX_CREATES: Final = 1024
 """Creates in one core's hands; at 5,000/s and 5 ms each some 25 are, so more means that it cannot keep up."""
 RETRY_AFTER: Final = 0.5
+SCANS: Final = 10
+"""Reads of the registry, of 1,000 records each, that one page of a list may cost."""
 ATTEMPT: Final = 2.0
 """Seconds that one scheduler has for its answer."""
 LIVENESS: Final = 3.0
@@ -115,8 +117,17 @@ class Core:
 
     async def list(self, call: Call, request: ListSandboxes) -> bytes:
         """A page of the project's sandboxes."""
-        records = await self._registry.records(call.address.project)
-        return ok(page(records, request, max_bytes=self._bus.max_payload * 3 // 4))
+        project, registry = call.address.project, self._registry
+        start = await registry.after(project, request.after) if request.after else request.cursor
+        page = Page(request, start, max_bytes=self._bus.max_payload * 3 // 4)
+        for _ in range(SCANS):
+            scan = await registry.scan(project, page.cursor)
+            for sequence, record in scan.records:
+                page.offer(sequence, record)
+            if page.full or not scan.more:
+                return ok(page.answer(more=False))
+            page.cursor = scan.cursor
+        return ok(page.answer(more=True))
 
     async def vetoed(self, message: Received) -> bytes:
         """Place a vetoed order elsewhere. The node that vetoed answers its caller when this raises."""

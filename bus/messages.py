@@ -100,24 +100,31 @@ class Record(Message):
     applied: Limits = Field(description="limits as applied by the backend")
     created: int = Field(description="unix ms")
     expires: int = Field(description="unix ms")
+    changed: int = Field(0, description="grows with each change within an epoch; near unix ms")
     failure: Failure | None = None
     reason: str = ""
 
 
 class ListSandboxes(Request):
-    """sandbox.list: the project's sandboxes, oldest first."""
+    """sandbox.list: the project's sandboxes, the one that changed longest ago first."""
 
     state: State | None = None
     job: str | None = None
+    gone: bool = Field(default=False, description="destroyed ones too, for as long as they are remembered")
     limit: int = Field(1000, ge=1, le=1000)
-    after: str = Field("", description="continue after this sandbox id")
+    cursor: Position = Field(0, description="continue at the former page's `cursor`")
+    after: str = Field("", description="of older clients: continue after this sandbox")
 
 
 class Sandboxes(Message):
-    """Answer of sandbox.list: a page; the next one is asked for `after` its last sandbox."""
+    """Answer of sandbox.list: a page, empty perhaps though there are more.
+
+    A sandbox that changes meanwhile moves to the end: it may come twice, and is never missed.
+    """
 
     sandboxes: list[Record]
     more: bool
+    cursor: int = 0
 
 
 class PackSandbox(Request):

@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -33,6 +33,7 @@ HOUR, DAY = 3600.0, 86400.0
 TOMBSTONE: Final = {"Nats-TTL": "1h"}
 """Headers of the last record of a sandbox that is gone: it can be read for as long, then it expires."""
 PAGE = 1000
+STREAM: Final = "KV_" + subjects.REGISTRY_BUCKET
 _IN_USE, _NO_STORAGE = 10058, 10047
 """JetStream's error codes "name already in use with a different configuration", "insufficient storage"."""
 
@@ -78,56 +79,69 @@ class Registry:
     async def get(self, project: str, sandbox: str) -> Record | None:
         """The record, or None when the node never wrote one or has ended it."""
         subject = _subject(subjects.registry_key(project, sandbox))
-        stored = await self._reader.last("KV_" + subjects.REGISTRY_BUCKET, subject)
+        stored = await self._reader.last(STREAM, subject)
         return None if stored is None else _record(stored)
 
-    async def records(self, project: str) -> list[Record]:
-        """Every record of the project, in no particular order.
+    async def scan(self, project: str, cursor: int) -> Scan:
+        """Some records of the project from stream sequence `cursor` on, in the order of their last change."""
+        batch = await self._reader.batch(
+            STREAM, _subject(project) + ".>", cursor, count=PAGE, max_bytes=4 * MIB
+        )
+        kept = [(stored.sequence, _record(stored)) for stored in batch.messages]
+        return Scan(
+            [(sequence, record) for sequence, record in kept if record is not None],
+            kept[-1][0] + 1 if kept else cursor,
+            bool(kept) and batch.pending > 0,
+        )
 
-        A record that changes meanwhile moves to the stream's end: it may come twice, and is never missed.
-        """
-        found: dict[str, Record | None] = {}
-        sequence = 0
-        while True:
-            batch = await self._reader.batch(
-                "KV_" + subjects.REGISTRY_BUCKET,
-                _subject(project) + ".>",
-                sequence,
-                count=PAGE,
-                max_bytes=4 * MIB,
-            )
-            found |= {stored.subject: _record(stored) for stored in batch.messages}
-            if not batch.pending or not batch.messages:
-                return [record for record in found.values() if record is not None]
-            sequence = batch.messages[-1].sequence + 1
+    async def after(self, project: str, sandbox: str) -> int:
+        """The sequence that follows the sandbox's record. Raises GoneError when there is none any more."""
+        stored = await self._reader.last(STREAM, _subject(subjects.registry_key(project, sandbox)))
+        if stored is None:
+            raise GoneError(f"{sandbox} is gone: list again from the start", field="after")
+        return stored.sequence + 1
 
 
-def page(records: Iterable[Record], query: ListSandboxes, *, max_bytes: int) -> Sandboxes:
-    """The part of `records` that `query` asks for, oldest first, in at most `max_bytes` of JSON.
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """Records with their sequences; `more` follow at `cursor`."""
 
-    Destroyed sandboxes show only when asked for. Raises GoneError when `query.after` is not there any more.
+    records: list[tuple[int, Record]]
+    cursor: int
+    more: bool
+
+
+class Page:
+    """A page of a list while it is filled, with at most `max_bytes` of JSON. No I/O.
+
+    Destroyed sandboxes show only when asked for. Once `full`, the list goes on at `cursor`.
     """
-    ordered = sorted(records, key=lambda record: (record.created, record.sandbox))
-    if query.after:
-        ordered = ordered[_position(ordered, query.after) + 1 :]
-    chosen: list[Record] = []
-    for record in filter(lambda record: _asked(record, query), ordered):
-        max_bytes -= len(record.model_dump_json())
-        if chosen and (max_bytes < 0 or len(chosen) == query.limit):
-            return Sandboxes(sandboxes=chosen, more=True)
-        chosen.append(record)
-    return Sandboxes(sandboxes=chosen, more=False)
 
+    def __init__(self, query: ListSandboxes, cursor: int, *, max_bytes: int) -> None:
+        self.records: list[Record] = []
+        self.cursor = cursor
+        self.full = False
+        self._query = query
+        self._room = max_bytes
 
-def _position(records: list[Record], sandbox: str) -> int:
-    for at, record in enumerate(records):
-        if record.sandbox == sandbox:
-            return at
-    raise GoneError(f"{sandbox} is gone: list again from the start", field="after")
+    def offer(self, sequence: int, record: Record) -> None:
+        """Take the record in if it is asked for and there is room."""
+        if not self.full and _asked(record, self._query):
+            self._room -= len(record.model_dump_json()) + 1
+            self.full = bool(self.records) and (self._room < 0 or len(self.records) == self._query.limit)
+            if not self.full:
+                self.records.append(record)
+        if not self.full:
+            self.cursor = sequence + 1
+
+    def answer(self, *, more: bool) -> Sandboxes:
+        """The page; `more` records were not offered yet."""
+        return Sandboxes(sandboxes=self.records, more=self.full or more, cursor=self.cursor)
 
 
 def _asked(record: Record, query: ListSandboxes) -> bool:
-    wanted = record.state is not State.DESTROYED if query.state is None else record.state is query.state
+    gone = record.state is State.DESTROYED
+    wanted = (query.gone or not gone) if query.state is None else record.state is query.state
     return wanted and query.job in {None, record.spec.job}
 
 

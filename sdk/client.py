@@ -34,13 +34,13 @@ from dsec.sdk.jobs import Batch, Job, overrides_of
 from dsec.sdk.link import PATIENCE, Link, new_operation
 from dsec.sdk.sandbox import Sandbox
 from dsec.sdk.spec_args import SpecArgs
+from dsec.sdk.watch import Change, listed, watch
 
 log = logging.getLogger(__name__)
 
 CREATE_PATIENCE: Final = 120.0
 CREATE_ATTEMPT: Final = 15.0
 BATCH_ATTEMPT: Final = 5.0
-PAGE: Final = 1000
 
 
 class Client:
@@ -182,15 +182,23 @@ class Client:
     async def list(
         self, *, state: State | str | None = None, job: str | None = None
     ) -> AsyncIterator[Record]:
-        """The project's sandboxes, oldest first. Raises SpecError, BrokerDown, NodeLost."""
-        body = {"state": state, "job": job, "limit": PAGE, "after": ""}
-        while True:
-            page = await self._link.call(self._link.subject("sandbox", "list"), body)
-            for record in page["sandboxes"]:
-                yield Record.model_validate(record)
-            if not page["more"]:
-                return
-            body["after"] = page["sandboxes"][-1]["sandbox"]
+        """The project's sandboxes, each once, the one that changed longest ago first.
+
+        Raises SpecError, BrokerDown, NodeLost.
+        """
+        told: set[str] = set()
+        async for record in listed(self._link, state=state, job=job):
+            if record.sandbox not in told:
+                told.add(record.sandbox)
+                yield record
+
+    def watch(self, *, job: str | None = None) -> AsyncIterator[Change]:
+        """The project's sandboxes as they are, then each change of one, until the caller leaves the loop.
+
+        Nothing is missed across a broken connection: what a sandbox has come to meanwhile is told as one
+        change. `job`: only of this one. Raises BrokerDown, NodeLost when the list cannot be read.
+        """
+        return watch(self._link, job=job)
 
     def exec(self, sandbox: str, exec_id: str, *, offset: int = 0) -> Exec:
         """The handle of a command started earlier, or elsewhere, at byte `offset` of its output. Raises

@@ -11,7 +11,7 @@ import asyncio
 import random
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 
 import orjson
@@ -22,6 +22,7 @@ from dsec.bus.frames import pack_data
 from dsec.bus.handlers import result
 from dsec.bus.messages import VERSION
 from dsec.bus.transport import Bus
+from dsec.bus.wire import Wire
 
 PATIENCE: Final = 30.0
 """Seconds until a request that nobody answers fails."""
@@ -61,7 +62,9 @@ class Closing(Protocol):
 
 
 class Link:
-    """What all objects of one Client share. `readers` are open; the client closes those left over."""
+    """What all objects of one Client share. `readers` are open; the client closes those left over.
+    `reconnected` are called when the connection is back after it was broken, and messages may be missing.
+    """
 
     def __init__(self, bus: Bus, project: str, principal: str, *, patience: float = PATIENCE) -> None:
         self.bus = bus
@@ -69,6 +72,13 @@ class Link:
         self.principal = principal
         self.patience = patience
         self.readers: set[Closing] = set()
+        self.reconnected: set[Callable[[], None]] = set()
+        if isinstance(bus, Wire):
+            bus.on_connected(self._back)
+
+    def _back(self) -> None:
+        for told in list(self.reconnected):
+            told()
 
     def subject(
         self,

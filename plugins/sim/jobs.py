@@ -52,7 +52,8 @@ class SimJobs:
         self._tell(item, State.PENDING)
 
     def failed(self, item: Item, error: DsecError) -> None:
-        self._tell(item, State.FAILED, failure=error.failure.value, reason=error.message)
+        now = int(time.time() * 1000)
+        self._tell(item, State.FAILED, failure=error.failure.value, reason=error.message, changed=now)
 
     def _tell(self, item: Item, state: State, **fields: Any) -> None:
         """A record without a sandbox; a failed one is remembered for as long as a destroyed one."""

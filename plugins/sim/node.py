@@ -201,6 +201,7 @@ class SimNode:
             "applied": limits,
             "created": int(now * 1000),
             "expires": int((now + spec["ttl"]) * 1000),
+            "changed": int(time.time() * 1000),
             "failure": None,
             "reason": "",
         }
@@ -309,7 +310,7 @@ class SimNode:
         self._fate.strike(verb)
 
     async def change(self, held: Held, what: str, **fields: Any) -> None:
-        held.record = orjson.dumps(orjson.loads(held.record) | fields)
+        held.record = changed(held.record, **fields)
         await self._journal.append(lines.changed(self.node, held.record))
         self.publish(held, what)
 
@@ -325,7 +326,7 @@ class SimNode:
             del self._ending[held.id]
         self.books.remove(held)
         held.state = State.DESTROYED
-        held.record = orjson.dumps(orjson.loads(held.record) | {"state": "destroyed", "reason": reason})
+        held.record = changed(held.record, state="destroyed", reason=reason)
         self.publish(held, "destroyed")
         return None
 
@@ -385,6 +386,12 @@ class SimNode:
             memory_used=books.memory,
             sandboxes=len(books.table) + len(self._creating),
         )
+
+
+def changed(record: bytes, **fields: Any) -> bytes:
+    """The record with these fields, told as newer."""
+    body = orjson.loads(record)
+    return orjson.dumps(body | fields | {"changed": max(int(time.time() * 1000), body.get("changed", 0) + 1)})
 
 
 def _told(held: Held) -> bytes:

@@ -15,7 +15,7 @@ from typing import Any
 from dsec.bus.errors import MissingTool, SpecError
 from dsec.sdk.cli.output import emit, json_option, progress_console, say, table
 
-_HELPERS = {"measure"}
+_HELPERS = {"measure", "parts"}
 
 
 def register(subparsers: Any) -> None:

@@ -117,6 +117,7 @@ class Cluster:
 
     def __init__(self, home: Home, url: str) -> None:
         self.home, self.url = home, url
+        self.broker: Broker
         self.core: Wire
         self.tenant: Wire
         self.operator: Wire
@@ -131,6 +132,7 @@ class Cluster:
             enter = stack.enter_async_context
             broker = await enter(Broker.running(home.broker, auth=prepared.auth))
             self = cls(home, broker.url)
+            self.broker = broker
             await enter(Iam.running(await enter(self.connected("iam")), Context(home.part("iam"))))
             self.core = await enter(self.connected("core"))
             await ensure(self.core.jetstream, exec_bytes=64 << 20)

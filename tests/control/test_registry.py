@@ -17,7 +17,7 @@ from dsec.bus import ids
 from dsec.bus.appender import Appender
 from dsec.bus.errors import GoneError, SpecError
 from dsec.bus.messages import ListSandboxes, Record, Sandboxes, State
-from dsec.bus.registry import ensure, page, streams
+from dsec.bus.registry import Page, ensure, streams
 from dsec.bus.spec import GIB
 from dsec.plugins.iam import Iam
 from tests.control.cluster import BookNode, Cluster, now_ms, record
@@ -30,8 +30,8 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clu
         yield running
 
 
-def query(*, limit: int = 1000, after: str = "", state: State | None = None) -> ListSandboxes:
-    return ListSandboxes(op="list", deadline=0, limit=limit, after=after, state=state)
+def query(*, limit: int) -> ListSandboxes:
+    return ListSandboxes(op="list", deadline=0, limit=limit)
 
 
 async def listed(cluster: Cluster, **options: object) -> Sandboxes:
@@ -70,23 +70,57 @@ async def test_nothing_can_be_deleted_or_purged_from_the_audit_trail(cluster: Cl
         await cluster.core.jetstream.update_stream(info.config, deny_purge=False)
 
 
-async def test_a_project_sees_its_own_sandboxes_in_pages_oldest_first(cluster: Cluster) -> None:
+async def test_a_project_sees_its_own_sandboxes_in_pages(cluster: Cluster) -> None:
     own = [record(f"s-list-own{n:04}", created=5000 - n) for n in range(1500)]
     others = [record(f"s-list-other{n:04}", project="p-other", created=n) for n in range(100)]
     gone = [record(f"s-list-gone{n:04}", created=n, state=State.DESTROYED) for n in range(10)]
-    await put(cluster, "n-list", [*own, *others, *gone])
-    first = await listed(cluster)
-    assert first.more
-    rest = await listed(cluster, after=first.sandboxes[-1].sandbox)
-    while rest.more:
-        first.sandboxes += rest.sandboxes
-        rest = await listed(cluster, after=first.sandboxes[-1].sandbox)
-    assert [one.sandbox for one in first.sandboxes + rest.sandboxes] == [one.sandbox for one in own[::-1]]
-    destroyed = await listed(cluster, state="destroyed")
-    assert [one.sandbox for one in destroyed.sandboxes] == [one.sandbox for one in gone]
+    await put(cluster, "n-list", [*own[:700], *others, *gone, *own[700:]])
+    assert [one.sandbox for one in await pages(cluster)] == [one.sandbox for one in own]
+    destroyed = await pages(cluster, state="destroyed")
+    assert [one.sandbox for one in destroyed] == [one.sandbox for one in gone]
+    assert len(await pages(cluster, gone=True)) == 1510
     with pytest.raises(SpecError) as caught:
         await listed(cluster, limit=0)
     assert caught.value.field == "limit"
+
+
+async def pages(cluster: Cluster, **options: object) -> list[Record]:
+    """The whole list, page by page."""
+    page = await listed(cluster, **options)
+    found = page.sandboxes
+    while page.more:
+        page = await listed(cluster, cursor=page.cursor, **options)
+        found += page.sandboxes
+    return found
+
+
+async def test_what_changes_while_it_is_listed_comes_twice_and_what_is_new_is_not_missed(
+    cluster: Cluster,
+) -> None:
+    old = [record(f"s-moves-old{n}") for n in range(20)]
+    await put(cluster, "n-moves", old)
+    first = await listed(cluster, limit=5, job=None)
+    moved = first.sandboxes[0]
+    await put(cluster, "n-late", [record("s-late-new0")])
+    page, rest = first, list[Record]()
+    async with cluster.connected("n-" + moved.sandbox.split("-")[1]) as wire, Appender.running(wire) as again:
+        where = f"$KV.registry.{moved.project}.{moved.node}.{moved.sandbox}"
+        await (await again.append(where, moved.model_dump_json().encode()))
+    while page.more:
+        page = await listed(cluster, cursor=page.cursor)
+        rest += page.sandboxes
+    names = [one.sandbox for one in rest]
+    assert names[-2:] == ["s-late-new0", moved.sandbox]
+    assert {one.sandbox for one in old} <= {one.sandbox for one in first.sandboxes} | set(names)
+
+
+async def test_an_older_client_goes_on_after_a_sandbox(cluster: Cluster) -> None:
+    await put(cluster, "n-older", [record(f"s-older-one{n}", project="p-tests") for n in range(3)])
+    rest = await listed(cluster, after="s-older-one1")
+    assert [one.sandbox for one in rest.sandboxes if one.node == "n-older"] == ["s-older-one2"]
+    with pytest.raises(GoneError) as caught:
+        await listed(cluster, after="s-older-none")
+    assert caught.value.field == "after"
 
 
 async def test_a_created_sandbox_is_listed_once_its_node_has_told(cluster: Cluster) -> None:
@@ -94,25 +128,22 @@ async def test_a_created_sandbox_is_listed_once_its_node_has_told(cluster: Clust
         await asyncio.sleep(0.6)
         sandbox = await cluster.create()
         await node.store(record(sandbox, created=1))
-        assert sandbox in {one.sandbox for one in (await listed(cluster)).sandboxes}
+        assert sandbox in {one.sandbox for one in await pages(cluster)}
 
 
 @given(st.integers(0, 30), st.integers(1, 10), st.integers(200, 5000))
 def test_pages_put_together_are_the_whole_list(count: int, limit: int, max_bytes: int) -> None:
     records = [record(f"s-one-{n:04}", created=n // 3) for n in range(count)]
     seen: list[Record] = []
-    while True:
-        after = seen[-1].sandbox if seen else ""
-        got = page(records, query(limit=limit, after=after), max_bytes=max_bytes)
+    cursor, more = 0, True
+    while more:
+        page = Page(query(limit=limit), cursor, max_bytes=max_bytes)
+        for sequence, one in enumerate(records, start=1):
+            if sequence >= cursor:
+                page.offer(sequence, one)
+        got = page.answer(more=False)
         assert len(got.sandboxes) <= limit
-        assert len(got.sandboxes) == 1 or len(got.model_dump_json()) <= max_bytes + 100
+        assert len(got.sandboxes) <= 1 or len(got.model_dump_json()) <= max_bytes + 100
         seen += got.sandboxes
-        if not got.more:
-            break
+        cursor, more = got.cursor, got.more
     assert seen == records
-
-
-def test_a_page_after_a_sandbox_that_is_gone_is_typed() -> None:
-    with pytest.raises(GoneError) as caught:
-        page([record("s-one-aaaa")], query(after="s-one-bbbb"), max_bytes=1000)
-    assert caught.value.field == "after"
