@@ -86,27 +86,33 @@ def _imported(target: str) -> Any:
         raise MissingTool.during(f"{target} cannot be loaded", error) from error
 
 
-async def usable_drivers(home: Home, node: str, *, without: Collection[str] = ()) -> dict[str, Driver]:
+@contextlib.asynccontextmanager
+async def drivers_of(
+    home: Home, node: str, *, without: Collection[str] = ()
+) -> AsyncIterator[dict[str, Driver]]:
     """Every installed driver that this machine can run, but for those that run in processes of their own.
 
     Raises MissingTool when there is none, unless some are left out.
     """
     usable: dict[str, Driver] = {}
     refused: list[str] = []
-    for entry in entry_points(group=DRIVERS):
-        if entry.name in without:
-            continue
-        try:
-            driver: Driver = load(DRIVERS, entry.name)(home.driver(node, entry.name))
-            await driver.check()
-        except DsecError as error:
-            log.warning("driver %s is left out: %s", entry.name, error)
-            refused.append(f"{entry.name}: {error.message}")
-        else:
-            usable[entry.name] = driver
-    if not usable and not without:
-        raise MissingTool(f"no backend works on this machine ({'; '.join(refused) or 'none is installed'})")
-    return usable
+    async with contextlib.AsyncExitStack() as stack:
+        for entry in entry_points(group=DRIVERS):
+            if entry.name in without:
+                continue
+            try:
+                driver: Driver = load(DRIVERS, entry.name)(home.driver(node, entry.name))
+                stack.push_async_callback(driver.close)
+                await driver.check()
+            except DsecError as error:
+                log.warning("driver %s is left out: %s", entry.name, error)
+                refused.append(f"{entry.name}: {error.message}")
+            else:
+                usable[entry.name] = driver
+        if not usable and not without:
+            why = "; ".join(refused) or "none is installed"
+            raise MissingTool(f"no backend works on this machine ({why})")
+        yield usable
 
 
 @contextlib.asynccontextmanager

@@ -21,7 +21,7 @@ from dsec.bus.driver import Driver
 from dsec.bus.errors import SpecError
 from dsec.bus.handlers import ok, serving_internal
 from dsec.bus.home import Home
-from dsec.bus.host import DRIVERS, Context, images_of, load, plugin, service_of, usable_drivers
+from dsec.bus.host import DRIVERS, Context, drivers_of, images_of, load, plugin, service_of
 from dsec.bus.ids import driver_on
 from dsec.bus.membership import announce, here, member
 from dsec.bus.micro import Service
@@ -126,8 +126,10 @@ async def _context(options: Options) -> AsyncIterator[Context]:
         yield Context(home.part(who.role.value))
         return
     with home.held(who.node):
-        drivers = await usable_drivers(home, who.node, without=options.without)
-        async with images_of(home, who.node) as images:
+        async with (
+            drivers_of(home, who.node, without=options.without) as drivers,
+            images_of(home, who.node) as images,
+        ):
             yield Context(home.node(who.node), who.node, drivers, images)
 
 

@@ -22,6 +22,7 @@ from typing import Any, Final, Literal
 from dsec.bus import broker
 from dsec.bus.chronus import build
 from dsec.bus.credentials import Credentials
+from dsec.bus.driver import Driver, Images
 from dsec.bus.errors import BrokerDown, DiskFull, DsecError, MissingTool
 from dsec.bus.home import Home, default_node
 from dsec.bus.host import DRIVERS, IMAGES, load
@@ -137,21 +138,14 @@ def _cgroups() -> str:
 
 def _checking(group: str, name: str, home: Path) -> Callable[[], Awaitable[str]]:
     async def check() -> str:
-        part = load(group, name)(home)
+        part: Driver | Images = load(group, name)(home)
         try:
             await part.check()
         finally:
-            await _closed(part)
+            await part.close()
         return "works"
 
     return check
-
-
-async def _closed(part: Any) -> None:
-    """Let go of what a check opened; closing is not in the driver's contract, so it may be missing."""
-    closing = part.close() if hasattr(part, "close") else None
-    if inspect.isawaitable(closing):
-        await closing
 
 
 def _disk(home: Path) -> str:

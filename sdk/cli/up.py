@@ -25,7 +25,7 @@ from dsec.bus.credentials import Credentials
 from dsec.bus.errors import InfraError, NodeLost, SpecError
 from dsec.bus.handlers import result
 from dsec.bus.home import Home, default_node
-from dsec.bus.host import CONTROL_PLANE, PLUGINS, Context, images_of, load, plugin, usable_drivers
+from dsec.bus.host import CONTROL_PLANE, PLUGINS, Context, drivers_of, images_of, load, plugin
 from dsec.bus.messages import Place
 from dsec.bus.wire import Wire
 from dsec.sdk.cli.loop import collect_rarely, loop_factory
@@ -193,9 +193,11 @@ async def _edge(options: Options, ready: dict[str, Any]) -> AsyncIterator[None]:
     """This machine as a node. Sandboxes outlive an edge that ran alone: its successor takes them over."""
     home, node = options.home, options.node
     with home.held(node):
-        drivers = await usable_drivers(home, node, without=options.without)
         credentials = Credentials.load(home.credentials / f"{node}.json")
-        async with images_of(home, node) as images:
+        async with (
+            drivers_of(home, node, without=options.without) as drivers,
+            images_of(home, node) as images,
+        ):
             context = Context(home.node(node), node, drivers, images, drain=options.control)
             async with plugin("edge", ready["url"], credentials, context, stop_within=DRAIN_WITHIN):
                 ready["parts"].append("edge")

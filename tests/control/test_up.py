@@ -17,6 +17,7 @@ import pytest_asyncio
 from dsec.bus.errors import InfraError, MissingTool, SpecError
 from dsec.bus.home import Home
 from dsec.bus.host import PLUGINS, ending, load
+from dsec.plugins.container.cgroups import Cgroups
 from dsec.sdk.cli.up import Options
 from dsec.sdk.testing import platform
 from dsec.sdk.testing.plugin import add_base
@@ -165,3 +166,14 @@ async def test_a_node_that_ends_alone_leaves_its_sandboxes_to_its_successor(
         async with platform.running(tmp_path, only="edge"):
             assert (await sandbox.run("cat /tmp/f")).stdout == "kept\n"
             await sandbox.destroy()
+
+
+@pytest.mark.node
+async def test_no_control_group_is_left_of_a_node_that_had_no_sandbox(tmp_path: Path) -> None:
+    def groups(node: str) -> list[Path]:
+        mine = Cgroups.here(Home(tmp_path).driver(node, "container"))
+        return [found for root in mine.layout.everywhere if (found := root / mine.parent).exists()]
+
+    async with platform.running(tmp_path) as part:
+        assert groups(part.ready["node"])
+    assert not groups(part.ready["node"])
