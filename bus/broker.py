@@ -37,6 +37,12 @@ PORT_WAIT = 5.0
 """Seconds for which the server of a killed predecessor may still hold the port."""
 START_TIMEOUT: Final = 20.0
 STOP_TIMEOUT: Final = 10.0
+HEAL_EVERY = 1.0
+ROOM: Final = 16 * 1024 * 1024
+"""Bytes that the disk must have free for a server that met a full one to be started anew."""
+FULL: Final = 1024 * 1024
+"""Free bytes that count as none: on a disk that is quite full the log does not tell either."""
+NO_SPACE: Final = b"no space left on device"
 LOG_BYTES: Final = 16 * 1024 * 1024
 MEMORY_STORE: Final = 256 * 1024 * 1024
 
@@ -107,12 +113,13 @@ class Broker:
         write_private(home / "nats.json", json.dumps(broker._config(auth), indent=1))
         try:
             await broker._start()
-            supervisor = asyncio.create_task(broker._supervise())
+            tasks = [asyncio.create_task(broker._supervise()), asyncio.create_task(broker._heal())]
             try:
                 yield broker
             finally:
-                supervisor.cancel()
-                await asyncio.gather(supervisor, return_exceptions=True)
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
         finally:
             await broker._stop()
 
@@ -200,6 +207,21 @@ class Broker:
             with contextlib.suppress(BrokerDown, OSError):
                 await self._start()
 
+    async def _heal(self) -> None:
+        """Start the server anew when its disk was full and has room again.
+
+        nats-server (2.15) refuses every later record of a stream that it could not write once, until then.
+        """
+        told, full = Told(self._home / "broker.log"), False
+        while True:
+            await asyncio.sleep(HEAL_EVERY)
+            free = shutil.disk_usage(self._home).free
+            full = full or free < FULL or await asyncio.to_thread(told.since_last, NO_SPACE)
+            if full and free >= ROOM:
+                log.warning("the broker's disk has room again: the broker is started anew")
+                full = False
+                await self._stop()
+
     async def _stop(self) -> None:
         process = self._process
         if process is None or process.returncode is not None:
@@ -212,6 +234,23 @@ class Broker:
         except TimeoutError:
             process.kill()
             await process.wait()
+
+
+class Told:
+    """What a server writes into its log, which is begun anew when it has grown too long."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read = path.stat().st_size if path.exists() else 0
+
+    def since_last(self, phrase: bytes) -> bool:
+        """Whether `phrase` was told since the last question, or since the beginning."""
+        with contextlib.suppress(FileNotFoundError), self._path.open("rb") as file:
+            size = file.seek(0, 2)
+            start, self._read = (self._read if self._read <= size else 0), size
+            file.seek(max(0, start - len(phrase)))
+            return phrase in file.read(size - start + len(phrase))
+        return False
 
 
 def binary() -> Path:

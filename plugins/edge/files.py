@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from dsec.bus.chronus.guest import Guest
-from dsec.bus.errors import SpecError
+from dsec.bus.errors import DiskFull, LimitError, SpecError
 from dsec.bus.frames import pack_data, unpack_data
 from dsec.bus.handlers import Call, Handler, ok, typed
 from dsec.bus.messages import FileRequest, ReadFile, WriteFile
 from dsec.plugins.edge.node import Node
 from dsec.plugins.edge.once import Once
+
+FULL: Final = 1 << 20
+"""Bytes free on the node's disk below which it counts as full."""
 
 
 class Files:
@@ -51,7 +56,13 @@ class Files:
 
     async def write(self, call: Call, request: WriteFile) -> bytes:
         """Write bytes, make a directory or a symbolic link; missing parents are made."""
-        await _write(self._guest(call, request), request, unpack_data(call.data)[1])
+        guest = self._guest(call, request)
+        try:
+            await _write(guest, request, unpack_data(call.data)[1])
+        except LimitError as error:
+            if self._node.disk_free() < FULL:  # the inside cannot tell the node's disk from its own limit
+                raise DiskFull(f"the node's disk is full: {request.path} was not written") from error
+            raise
         return ok()
 
     async def remove(self, call: Call, request: FileRequest) -> bytes:

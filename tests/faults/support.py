@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
+import subprocess
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 from dsec.bus.errors import DsecError, InfraError
@@ -45,12 +45,12 @@ class Halves:
     async def start_edge(self) -> None:
         self.edge = await platform.spawn(self.home, only="edge", options=("--node", self.node))
 
-    def control_plane(self) -> AbstractAsyncContextManager[Part]:
-        return platform.running(self.home, only="control", options=("--node", self.node))
+    async def start_control(self) -> None:
+        self.control = await platform.spawn(self.home, only="control", options=("--node", self.node))
 
-    async def import_base(self, base: Path) -> None:
+    async def import_base(self, base: Path, name: str = "base") -> None:
         where = ("--home", str(self.home), "--node", self.node)
-        await platform.command("image", "import", *where, "--kind", "base", "base", str(base))
+        await platform.command("image", "import", *where, "--kind", "base", name, str(base))
 
     def log(self) -> str:
         """What the edges have told."""
@@ -75,13 +75,14 @@ async def halves(home: Path, base: Path) -> AsyncIterator[Halves]:
     """Both run while the block does; at its end every sandbox is destroyed."""
     running = Halves(home)
     await running.import_base(base)
-    async with running.control_plane() as running.control:
+    await running.start_control()
+    try:
         await running.start_edge()
-        try:
-            yield running
-        finally:
-            await empty(running)
-            await running.edge.stop()
+        yield running
+        await empty(running)
+        await running.edge.stop()
+    finally:
+        await running.control.stop()
 
 
 async def empty(running: Halves) -> None:
@@ -90,3 +91,36 @@ async def empty(running: Halves) -> None:
         for record in [record async for record in client.list()]:
             with contextlib.suppress(DsecError):
                 await (await client.attach(record.sandbox)).destroy()
+
+
+@contextlib.contextmanager
+def disk(at: Path, size: int) -> Iterator[Path]:
+    """A file system of `size` bytes of its own, mounted at `at`."""
+    at.mkdir(parents=True)
+    image = at.parent / f".{at.name}.ext4"
+    with image.open("wb") as file:
+        file.truncate(size)
+    for command in (["mkfs.ext4", "-q", "-m0", image], ["mount", "-o", "loop", image, at]):
+        subprocess.run(command, check=True)
+    try:
+        yield at
+    finally:
+        subprocess.run(["umount", at], check=True)
+        image.unlink()
+
+
+@contextlib.contextmanager
+def filled(at: Path) -> Iterator[None]:
+    """Not a byte is free there while the block runs."""
+    fills = []
+    for size in (16 << 20, 1 << 20, 4096):
+        with contextlib.suppress(OSError):
+            while True:
+                fills.append(at / f"fill-{len(fills)}")
+                with fills[-1].open("wb") as file:
+                    os.posix_fallocate(file.fileno(), 0, size)
+    try:
+        yield
+    finally:
+        for fill in fills:
+            fill.unlink(missing_ok=True)
