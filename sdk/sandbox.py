@@ -24,7 +24,7 @@ SHELL: Final = ("/bin/sh", "-c")
 STDIN_AT_ONCE: Final = 256 * 1024
 """Bytes of standard input that travel inside the start request."""
 PACK_PATIENCE: Final = 600.0
-PACK_ATTEMPT: Final = 120.0
+"""Seconds; a single attempt is short: the node has a repeated request wait for the first."""
 
 
 class Sandbox:
@@ -196,13 +196,13 @@ class Sandbox:
         if paths is not None:
             body["paths"] = list(paths)
         subject = self._link.subject("sandbox", "pack", self.id)
-        answer = await self._link.call(subject, body, op=key, patience=PACK_PATIENCE, attempt=PACK_ATTEMPT)
+        answer = await self._link.call(subject, body, op=key, patience=PACK_PATIENCE)
         return Layer.model_validate(answer)
 
     async def destroy(self, *, key: str | None = None) -> None:
         """Nothing of it is left on its node on return; repeatable. Raises NodeLost, BrokerDown."""
         subject = self._link.subject("sandbox", "destroy", self.id)
-        await self._link.ask(subject, {}, op=key, attempt=15.0, patience=60.0)
+        await self._link.ask(subject, {}, op=key, patience=60.0)
 
     async def _updated(self, verb: str, body: dict[str, Any], key: str | None = None) -> Record:
         subject = self._link.subject("sandbox", verb, self.id)
