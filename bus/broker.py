@@ -248,7 +248,7 @@ class Told:
         with contextlib.suppress(FileNotFoundError), self._path.open("rb") as file:
             size = file.seek(0, 2)
             start, self._read = (self._read if self._read <= size else 0), size
-            file.seek(max(0, start - len(phrase)))
+            file.seek(max(0, start - len(phrase) + 1))
             return phrase in file.read(size - start + len(phrase))
         return False
 

@@ -180,8 +180,8 @@ def _work(path: Path, jobs: queue.SimpleQueue[_Job | None], loop: asyncio.Abstra
             database = database or _open(path)
             outcome: list[list[tuple[Any, ...]]] | DsecError = _commit(database, batch)
         except sqlite3.Error as error:
-            log.exception("journal")
-            outcome = _typed(error)
+            outcome = _typed(error, path)
+            log.warning("journal: %s", outcome)
         loop.call_soon_threadsafe(_tell, batch, outcome)
     if database is not None:
         database.close()
@@ -227,8 +227,11 @@ def _run(database: sqlite3.Connection, statements: list[Statement]) -> list[tupl
     return rows
 
 
-def _typed(error: sqlite3.Error) -> DsecError:
+def _typed(error: sqlite3.Error, path: Path) -> DsecError:
     name = getattr(error, "sqlite_errorname", "")
+    if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
+        advice = "move it away to start without its sandboxes, which are removed then"
+        return InfraError(f"the node's journal {path} is damaged ({error}): {advice}")
     if name == "SQLITE_FULL":
         return DiskFull("the node's disk is full: its journal cannot be written")
     return InfraError(f"the node's journal cannot be written: {name or type(error).__name__}: {error}")
