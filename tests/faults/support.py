@@ -100,7 +100,7 @@ def disk(at: Path, size: int) -> Iterator[Path]:
     image = at.parent / f".{at.name}.ext4"
     with image.open("wb") as file:
         file.truncate(size)
-    for command in (["mkfs.ext4", "-q", "-m0", image], ["mount", "-o", "loop", image, at]):
+    for command in (["mkfs.ext4", "-q", "-m0", str(image)], ["mount", "-o", "loop", str(image), str(at)]):
         subprocess.run(command, check=True)
     try:
         yield at
@@ -112,7 +112,7 @@ def disk(at: Path, size: int) -> Iterator[Path]:
 @contextlib.contextmanager
 def filled(at: Path) -> Iterator[None]:
     """Not a byte is free there while the block runs."""
-    fills = []
+    fills: list[Path] = []
     for size in (16 << 20, 1 << 20, 4096):
         with contextlib.suppress(OSError):
             while True:

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Awaitable
 
 import pytest
 
@@ -32,15 +31,14 @@ async def test_a_kill_in_every_kind_of_call_loses_and_doubles_nothing(
         name = f"broker-{int(moment * 1000)}"
         doomed = await connected.create(image="base")
         stream = await sandboxes[0].start("seq 1000000")
-        calls: list[Awaitable[object]] = [
+        under_way = asyncio.gather(
             connected.create(image="base", key=name),
             sandboxes[0].run(f"echo x >> /{name}; cat /{name}", key=name),
             stream.wait(),
             sandboxes[0].files.write("/data", data),
             sandboxes[1].pack(name),
             doomed.destroy(),
-        ]
-        under_way = asyncio.gather(*calls)
+        )
         await asyncio.sleep(moment)
         os.kill(halves.broker_pid, signal.SIGKILL)
         created, ran, streamed, *_ = await asyncio.wait_for(under_way, 60)

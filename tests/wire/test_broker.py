@@ -47,7 +47,7 @@ async def test_a_taken_port_is_a_typed_error_that_says_what_to_do(
         other.bind(("127.0.0.1", 0))
         other.listen()
         (tmp_path / "port").write_text(f"{other.getsockname()[1]}\n")
-        with pytest.raises(BrokerDown, match="is taken: end the other broker"):
+        with pytest.raises(BrokerDown, match="is taken: end what listens there, or delete"):
             async with Broker.running(tmp_path):
                 pass
 
