@@ -185,6 +185,12 @@ class AgentCrippled(LimitError):
     code = "agent_crippled"
 
 
+class QuotaExceeded(LimitError):
+    """A quota of the project, or of one above it, is used up; `field` names it, the message tells whose."""
+
+    code = "quota_exceeded"
+
+
 class InfraError(DsecError):
     """The platform failed, not the rollout: retry, elsewhere if need be, and give no reward."""
 

@@ -7,6 +7,7 @@
 | AUDIT | mutating calls and denials; nothing can be deleted or purged | 90 days |
 | KV_registry | the record of each sandbox, written by its node | an hour longer than it lives |
 | KV_ops | operation ids of creates | 24 h |
+| KV_quota | what each core holds of each limited project's budget | - |
 | KV_jobs | how far each batch is | 7 days after its last change |
 | JOBS | batches to be carried out | until they are done |
 """
@@ -51,6 +52,7 @@ def streams(exec_bytes: int) -> list[StreamConfig]:
         _log("AUDIT", max_age=90 * DAY, max_bytes=exec_bytes // 16, deny_delete=True, deny_purge=True),
         _bucket(subjects.REGISTRY_BUCKET, max_age=0.0),
         _bucket(subjects.OPS_BUCKET, max_age=DAY),
+        _bucket(subjects.QUOTA_BUCKET, max_age=0.0),
         _bucket(subjects.JOBS_BUCKET, max_age=7 * DAY),
         _work(),
     ]

@@ -6,6 +6,7 @@ permissions pin project and principal, so a receiver may believe them.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -33,6 +34,10 @@ TENANT_VERBS: Final[dict[tuple[str, str], int]] = {
     },  # file.read.<p>.<u>.<n>.<s>
     ("log", "fetch"): 2,  # log.fetch.<p>.<u>
     **{
+        ("iam", verb): 2  # iam.project.<p>.<u>
+        for verb in ("project", "projects", "quota", "principal", "principals", "revoke")
+    },
+    **{
         ("job", verb): 3  # job.pause.<p>.<u>.<job>
         for verb in ("pause", "resume", "kill", "stat", "cancel")
     },
@@ -40,6 +45,7 @@ TENANT_VERBS: Final[dict[tuple[str, str], int]] = {
 JOB_VERBS: Final = tuple(asked for asked in TENANT_VERBS if asked[0] == "job")
 CORE_VERBS: Final = (("sandbox", "create"), ("sandbox", "list"), *JOB_VERBS)
 JOURNAL_VERBS: Final = (("log", "fetch"),)
+IAM_VERBS: Final = tuple(asked for asked in TENANT_VERBS if asked[0] == "iam")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +101,14 @@ def parse(subject: str) -> Address:
     return Address(noun, verb, *checked)
 
 
-def tenant_publish(project: str, principal: str) -> list[str]:
-    """Every subject pattern that a principal may publish to."""
+def tenant_publish(project: str, principal: str, nouns: Container[str] | None = None) -> list[str]:
+    """Every subject pattern that a principal may publish to; with `nouns`: of these only."""
     who = f"{check('project', project)}.{check('principal', principal)}"
-    return [f"{noun}.{verb}.{who}" + ".*" * (depth - 2) for (noun, verb), depth in TENANT_VERBS.items()]
+    return [
+        f"{noun}.{verb}.{who}" + ".*" * (depth - 2)
+        for (noun, verb), depth in TENANT_VERBS.items()
+        if nouns is None or noun in nouns
+    ]
 
 
 def tenant_subscribe(project: str, principal: str) -> list[str]:
@@ -213,6 +223,10 @@ SCHED_NODES: Final = "sched.nodes"
 """Every node that has been heard of lately, and which of them still live."""
 SCHED_VETO: Final = "sched.veto"
 """A node that vetoes a create gives it back to any core here (docs/adr/0004-veto.md)."""
+QUOTA_BOUNDS: Final = "quota.bounds"
+"""Core asks iam what bounds a project (docs/adr/0010-projects-and-quotas.md)."""
+QUOTA_SUBTREE: Final = "quota.subtree"
+"""Core asks iam which projects lie below one."""
 ALL_HEARTBEATS: Final = "node.heartbeat.*"
 
 STREAMS: Final = {
@@ -223,6 +237,7 @@ STREAMS: Final = {
 }
 REGISTRY_BUCKET: Final = "registry"
 OPS_BUCKET: Final = "ops"
+QUOTA_BUCKET: Final = "quota"
 JOBS_BUCKET: Final = "jobs"
 JOBS_CONSUMER: Final = "cores"
 """The durable consumer of JOBS that all cores share."""

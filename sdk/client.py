@@ -32,6 +32,7 @@ from dsec.sdk import config
 from dsec.sdk.exec import Exec
 from dsec.sdk.jobs import Batch, Job, overrides_of
 from dsec.sdk.link import PATIENCE, Link, new_operation
+from dsec.sdk.projects import Principals, Projects
 from dsec.sdk.sandbox import Sandbox
 from dsec.sdk.spec_args import SpecArgs
 from dsec.sdk.watch import Change, listed, watch
@@ -100,6 +101,16 @@ class Client:
         if self._connected is None:
             raise BrokerDown("the client is not connected: use it inside `async with dsec.Client()`")
         return self._connected
+
+    @property
+    def projects(self) -> Projects:
+        """Projects below one's own, and their quotas."""
+        return Projects(self._link)
+
+    @property
+    def principals(self) -> Principals:
+        """Principals of one's own project and those below."""
+        return Principals(self._link)
 
     async def create(
         self,

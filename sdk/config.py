@@ -23,7 +23,12 @@ def credentials(given: Credentials | str | os.PathLike[str] | None) -> Credentia
     """Who we are. Raises Unauthenticated for a file that is not there, not right or open to others."""
     if isinstance(given, Credentials):
         return given
-    return Credentials.load(Path(given or os.environ.get("DSEC_CREDENTIALS") or _announced("credentials")))
+    return Credentials.load(credentials_file(given))
+
+
+def credentials_file(given: str | os.PathLike[str] | None) -> Path:
+    """The file that tells who we are. Raises BrokerDown when none is known."""
+    return Path(given or os.environ.get("DSEC_CREDENTIALS") or _announced("credentials"))
 
 
 def _announced(key: str) -> str:

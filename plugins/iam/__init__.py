@@ -7,7 +7,8 @@
         … now everybody else can connect, each with `prepared.credentials(<owner>)`
 
 Every other connection waits for iam: without it the broker lets nobody in, and `Wire.connect` goes on trying.
-`create_principal`, `create_node` and `remove` work while all of it runs, from this process or another.
+`create_principal`, `create_node` and `remove` are the operator's: they work on the home, from any process.
+Over the bus (`service`) principals manage projects and principals below their own, as `directory` allows.
 A refused connection is audited as `audit.iam.connect.<project or none>`.
 """
 
@@ -35,13 +36,17 @@ from dsec.bus.files import write_private
 from dsec.bus.handlers import receiving
 from dsec.bus.home import Home
 from dsec.bus.host import Context
+from dsec.bus.projects import ROOT
 from dsec.bus.transport import Bus, Received
 from dsec.plugins.iam.callout import SUBJECT, Attempt, admission, attempt_in, check, refusal
+from dsec.plugins.iam.directory import Directory
+from dsec.plugins.iam.ending import Ending
+from dsec.plugins.iam.service import Service
 from dsec.plugins.iam.store import Identity, Store
 
 log = logging.getLogger(__name__)
 
-DEFAULT_PROJECT: Final = "p-default"
+DEFAULT_PROJECT: Final = ROOT
 DEFAULT_PRINCIPAL: Final = "u-admin"
 CONTROL_ROLES: Final = (Role.IAM, Role.CORE, Role.SCHEDULER, Role.JOURNAL, Role.OPERATOR)
 AUDITS_PER_SECOND: Final = 50
@@ -124,9 +129,14 @@ class Iam:
     @contextlib.asynccontextmanager
     async def running(cls, bus: Bus, context: Context) -> AsyncIterator[None]:
         """Answers while the block runs; `context.home` is `Home.part("iam")` after `prepare`."""
-        async with Appender.running(bus) as appender:
-            iam = cls(bus, context.home, Auditor(appender, "iam"))
-            async with receiving(bus, SUBJECT, iam.asked, queue="iam", concurrency=256):
+        async with Appender.running(bus) as appender, Ending.running(bus) as ending:
+            auditor = Auditor(appender, "iam")
+            iam = cls(bus, context.home, auditor)
+            service = Service(bus, Directory(iam._store), auditor, ending)
+            async with (
+                receiving(bus, SUBJECT, iam.asked, queue="iam", concurrency=256),
+                service.serving(),
+            ):
                 yield
 
     async def asked(self, message: Received) -> None:

@@ -20,7 +20,8 @@ API: Final = "$JS.API"
 BUCKETS: Final = tuple(
     f"KV_{name}" for name in (subjects.REGISTRY_BUCKET, subjects.OPS_BUCKET, subjects.JOBS_BUCKET)
 )
-STREAMS: Final = (*subjects.STREAMS, *BUCKETS)
+QUOTA: Final = f"KV_{subjects.QUOTA_BUCKET}"
+STREAMS: Final = (*subjects.STREAMS, *BUCKETS, QUOTA)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ def rights_of(identity: Identity) -> Rights:
     """The rights of one identity; iam's own stand in the broker's configuration (`bus.broker`)."""
     match identity.role:
         case Role.TENANT:
-            return _tenant(identity.project, identity.principal)
+            return _tenant(identity)
         case Role.EDGE:
             return _edge(identity.node)
         case Role.DRIVER:
@@ -51,10 +52,11 @@ def rights_of(identity: Identity) -> Rights:
             return _CONTROL[kind]()
 
 
-def _tenant(project: str, principal: str) -> Rights:
+def _tenant(who: Identity) -> Rights:
+    """Nobody is made without any right: an empty list would allow everything."""
     return Rights(
-        publish=tuple(subjects.tenant_publish(project, principal)),
-        subscribe=tuple(subjects.tenant_subscribe(project, principal)),
+        publish=tuple(subjects.tenant_publish(who.project, who.principal, who.rights)),
+        subscribe=tuple(subjects.tenant_subscribe(who.project, who.principal)),
         subscriptions=20_000,  # one per exec that streams, for one process with thousands of sandboxes
     )
 
@@ -112,9 +114,12 @@ def _core() -> Rights:
             "node.op.*",
             "node.drain.*",
             subjects.SCHED_PLACE,
+            subjects.QUOTA_BOUNDS,
+            subjects.QUOTA_SUBTREE,
             subjects.SCHED_SPREAD,
             subjects.SCHED_NODES,
             f"$KV.{subjects.OPS_BUCKET}.>",
+            f"$KV.{subjects.QUOTA_BUCKET}.*",
             f"$KV.{subjects.JOBS_BUCKET}.>",
             *subjects.STREAMS["JOBS"],
             subjects.job_progress("*", "*"),
@@ -125,9 +130,14 @@ def _core() -> Rights:
             *_plugin("core"),
             *(f"{API}.STREAM.{verb}.{stream}" for verb in ("CREATE", "UPDATE") for stream in STREAMS),
             *_infos(*STREAMS),
-            *_reads(registry, ops, jobs),
+            *_reads(registry, ops, jobs, QUOTA),
         ),
-        subscribe=(*_served(subjects.CORE_VERBS), subjects.SCHED_VETO, *_service("core")),
+        subscribe=(
+            *_served(subjects.CORE_VERBS),
+            subjects.SCHED_VETO,
+            subjects.audit("*", "create", "*"),
+            *_service("core"),
+        ),
         answer_within=30.0,
     )
 

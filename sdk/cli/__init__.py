@@ -42,6 +42,7 @@ COMMANDS: Final = (
     "image",
     "plugin",
     "principal",
+    "project",
     "doctor",
     "conformance",
     "bench",

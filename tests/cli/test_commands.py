@@ -138,11 +138,13 @@ async def test_doctor_tells_every_finding_and_whether_this_machine_can_be_a_node
 
 async def test_a_principal_is_made_with_private_credentials(tmp_path: Path) -> None:
     made = await dsec_process(
-        "principal", "add", "--json", "--home", str(tmp_path), "--project", "p-x", "u-x"
+        "principal", "add", "--offline", "--json", "--home", str(tmp_path), "--project", "p-x", "u-x"
     )
     path = Path(made.objects[0]["credentials"])
     assert path.stat().st_mode & 0o777 == 0o600
-    again = await dsec_process("principal", "add", "--home", str(tmp_path), "--project", "p-x", "u-x")
+    again = await dsec_process(
+        "principal", "add", "--offline", "--home", str(tmp_path), "--project", "p-x", "u-x"
+    )
     assert again.err.startswith("error: conflict: ")
 
 
