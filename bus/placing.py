@@ -20,10 +20,13 @@ from dsec.bus.handlers import result
 from dsec.bus.messages import Place
 from dsec.bus.transport import Bus, Received
 
-ATTEMPT: Final = 2.0
+ATTEMPT: Final = 0.7
 """Seconds that one scheduler has for its answer."""
 LIVENESS: Final = 3.0
 """Seconds to wait for a scheduler's word on whether a node is alive; a fresh one listens before it speaks."""
+ABSENT: Final = 5.0
+"""Seconds in which the only scheduler may be started again, and listen, before creates are refused."""
+PAUSE: Final = 0.05
 LATE: Final = 0.02
 """Seconds after which a question is no longer waited for before the next one goes."""
 MOST: Final = 256
@@ -123,13 +126,17 @@ class Placer:
         return list(answer.get("nodes") or [answer["node"]])
 
     async def _asked(self, data: bytes, until: float) -> Received:
-        """A scheduler that dies over the question does not answer it: then another one is asked."""
+        """A scheduler that dies over the question does not answer it: then another one is asked. One that is
+        started again is waited for."""
+        absent = min(until, time.time() + ABSENT)
         while True:
             timeout = max(0.05, min(ATTEMPT, until - time.time()))
             try:
                 return await self._bus.request(subjects.SCHED_PLACE, data, timeout=timeout)
             except NodeLost as error:
-                raise NoCapacity("no scheduler is running", retry_after=RETRY_AFTER) from error
+                if time.time() > absent:
+                    raise NoCapacity("no scheduler is running", retry_after=RETRY_AFTER) from error
+                await asyncio.sleep(PAUSE)
             except DeadlineExceeded:
                 if time.time() > until:
                     raise

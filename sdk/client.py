@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 
 CREATE_PATIENCE: Final = 120.0
 CREATE_ATTEMPT: Final = 15.0
+CREATE_FIRST: Final = 2.0
+"""Seconds: a cold image takes long, but most silence is that of a core which was killed over the request."""
 BATCH_ATTEMPT: Final = 5.0
 
 
@@ -133,7 +135,9 @@ class Client:
             body["secrets"] = dict(secrets)
         op = check("operation", key) if key is not None else new_operation()
         subject = self._link.subject("sandbox", "create")
-        answer = await self._link.call(subject, body, op=op, patience=timeout, attempt=CREATE_ATTEMPT)
+        answer = await self._link.call(
+            subject, body, op=op, patience=timeout, attempt=CREATE_ATTEMPT, first=CREATE_FIRST
+        )
         return Sandbox(self._link, Record.model_validate(answer))
 
     async def create_many(

@@ -104,9 +104,12 @@ class Link:
         op: str | None = None,
         data: bytes | None = None,
         attempt: float | None = None,
+        first: float | None = None,
         patience: float | None = None,
     ) -> bytes:
         """The raw answer to `body` (with `data`: a raw request), the same operation until `patience` is over.
+
+        An attempt waits for `attempt` seconds; with `first` the first one waits so long, the next twice that.
 
         Raises the answered error, or BrokerDown, NodeLost, DeadlineExceeded when no answer came in time.
         """
@@ -114,10 +117,11 @@ class Link:
         wait = self.patience if patience is None else patience
         until = loop.time() + wait
         payload = self._payload(body, op or new_operation(), wait, data)
+        longest = attempt or ATTEMPT
+        length = first or longest
         for pause in pauses():
-            answer = await self._attempt(
-                subject, payload, max(_LEAST, min(attempt or ATTEMPT, until - loop.time()))
-            )
+            answer = await self._attempt(subject, payload, max(_LEAST, min(length, until - loop.time())))
+            length = min(2 * length, longest)
             if isinstance(answer, bytes):
                 return answer
             asked = max(pause, answer.retry_after or 0.0)

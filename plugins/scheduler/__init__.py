@@ -47,6 +47,7 @@ class Scheduler:
         heartbeats = await bus.subscribe(subjects.ALL_HEARTBEATS, scheduler.heard)
         timer = asyncio.get_running_loop().call_later(listen, scheduler._listened.set)
         try:
+            await scheduler._listened.wait()  # until then others of the group are better to ask
             async with (
                 serving_internal(bus, subjects.SCHED_PLACE, scheduler.place, queue=QUEUE),
                 serving_internal(bus, subjects.SCHED_SPREAD, scheduler.spread, queue=QUEUE),

@@ -42,7 +42,7 @@ JOIN_WITHIN: Final = 10.0
 @dataclass(frozen=True, slots=True)
 class Options:
     """`only` one half; `broker`: URL of the control plane's, for a node alone; `port` 0: the former one;
-    `without`: drivers that run in processes of their own.
+    `without`: drivers and parts of the control plane that run in processes of their own.
     """
 
     home: Home
@@ -89,6 +89,13 @@ def register(subparsers: Any) -> None:
         metavar="NAME",
         help="a driver that `dsec plugin run` runs in a process of its own; repeatable",
     )
+    parser.add_argument(
+        "--without-plugin",
+        action="append",
+        default=[],
+        choices=CONTROL_PLANE,
+        help="a part of the control plane that `dsec plugin run` runs; repeatable",
+    )
     parser.add_argument("--json", action="store_true", help="tell readiness as a JSON object")
     parser.set_defaults(handler=run)
 
@@ -102,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
         args.port,
         args.broker,
         json=args.json,
-        without=tuple(args.without_driver),
+        without=(*args.without_driver, *args.without_plugin),
     )
     logging.getLogger("dsec").setLevel(logging.INFO)
     try:
@@ -159,8 +166,8 @@ async def running(options: Options) -> AsyncIterator[dict[str, Any]]:
 
 
 @contextlib.asynccontextmanager
-async def _control_plane(options: Options, ready: dict[str, Any]) -> AsyncIterator[Wire]:
-    """Broker, iam and the control plane's services; yields core's connection."""
+async def _control_plane(options: Options, ready: dict[str, Any]) -> AsyncIterator[Wire | None]:
+    """Broker, iam and the control plane's services; yields core's connection, if core runs here."""
     home, iam = options.home, load(PLUGINS, "iam")
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(home.held("control"))
@@ -179,8 +186,8 @@ async def _control_plane(options: Options, ready: dict[str, Any]) -> AsyncIterat
 
         await start("iam")
         await _streams(broker.url, prepared.credentials("core"), home)
-        wires = {name: await start(name) for name in CONTROL_PLANE}
-        yield wires["core"]
+        wires = {name: await start(name) for name in CONTROL_PLANE if name not in options.without}
+        yield wires.get("core")
 
 
 async def _streams(url: str, credentials: Credentials, home: Home) -> None:
