@@ -43,6 +43,7 @@ AskedT = TypeVar("AskedT", Call, Received)
 Handler = Callable[[Call], Awaitable[bytes | None]]
 InternalHandler = Callable[[Received], Awaitable[bytes | None]]
 Middleware = Callable[[Handler], Handler]
+Refusing = Callable[[Received], bytes | None]
 Refused = Callable[[Received, DsecError], None]
 """Told of each message that got no answer because its subject or reply subject was refused."""
 
@@ -143,10 +144,12 @@ async def receiving(
     queue: str = "",
     concurrency: int | None = 1024,
     endpoint: Endpoint | None = None,
+    refuse: Refusing | None = None,
 ) -> AsyncIterator[None]:
     """Do `work` for each message of `subject` while the block runs, each in a task of its own.
 
-    `concurrency` None: `work` itself decides when it begins; `endpoint`: it keeps these figures itself.
+    `concurrency` None: `work` itself decides when it begins; `endpoint`: it keeps these figures itself;
+    `refuse`: what it answers a message with, before any work.
     On leaving, new messages stop first and running work is cancelled; `Workload.drain` lets it finish before.
     """
     load = workload_of(bus)
@@ -160,7 +163,9 @@ async def receiving(
             await work(message)
 
     def receive(message: Received) -> None:
-        task = asyncio.create_task(one(message))
+        refusal = None if refuse is None else refuse(message)
+        doing = one(message) if refusal is None else _respond(bus, message.reply, refusal)
+        task = asyncio.create_task(doing)
         running.add(task)
         task.add_done_callback(running.discard)
 
@@ -184,8 +189,11 @@ def serving(
     queue: str = "",
     concurrency: int = 1024,
     refused: Refused | None = None,
+    shed: Callable[[Received], DsecError | None] | None = None,
 ) -> AbstractAsyncContextManager[None]:
     """Answer tenants' requests on `subject` while the block runs, each project within its share.
+
+    `shed` tells with which error a request is answered at once, for next to nothing and without an audit.
 
     A forged reply subject gets no answer at all: answering it would be the attack. `refused` is told, so
     that the denial can be audited.
@@ -201,6 +209,17 @@ def serving(
             async with load.gate:
                 return await handler(call)
 
+    def refuse(message: Received) -> bytes | None:
+        error = None if shed is None else shed(message)
+        if error is None:
+            return None
+        try:
+            _call(message)
+        except DsecError:
+            return None  # not answered at all
+        endpoint.failed(error)
+        return failed(error)
+
     async def one(message: Received) -> None:
         try:
             call = _call(message)
@@ -212,7 +231,7 @@ def serving(
             return
         await _respond(bus, call.reply, await answer(fairly, call, endpoint))
 
-    return receiving(bus, subject, one, queue=queue, concurrency=None, endpoint=endpoint)
+    return receiving(bus, subject, one, queue=queue, concurrency=None, endpoint=endpoint, refuse=refuse)
 
 
 def serving_internal(

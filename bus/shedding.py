@@ -16,13 +16,13 @@ from typing import Final
 from dsec.bus.errors import Overloaded
 
 LOW: Final = 0.05
-HIGH: Final = 0.25
+HIGH: Final = 0.15
 MOST: Final = 1024
 SHARE: Final = 0.95
 """Of requests, that is shed at the most."""
 SETTLE: Final = 0.1
 """Seconds over which the time that requests take is averaged."""
-RETRY_AFTER: Final = 0.5
+RETRY_AFTER: Final = 1.0
 
 
 class Shedder:
@@ -45,15 +45,19 @@ class Shedder:
         self.shed = 0
         """How many were refused so far."""
 
+    def error(self) -> Overloaded | None:
+        """What a request that comes now is refused with, if it is; it is not in hand then."""
+        if not self._is_over():
+            return None
+        self.shed += 1
+        return Overloaded("more requests than can be met in time; try again", retry_after=RETRY_AFTER)
+
     def passing(self) -> Passing:
-        """One request is in hand while the block runs. Raises Overloaded at once when it is to be shed."""
+        """One request is in hand while the block runs."""
         return Passing(self)
 
     def enter(self) -> float:
         """See `passing`: when the request came in."""
-        if self._is_over():
-            self.shed += 1
-            raise Overloaded("more requests than can be met in time; try again", retry_after=RETRY_AFTER)
         began = self._clock()
         if not self.in_hand:
             self._last = began

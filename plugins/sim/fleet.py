@@ -16,7 +16,7 @@ from dsec.plugins.sim.node import SimNode
 
 CONNECTING: Final = 16
 """Connections that are made at once: iam answers each."""
-LINGER: Final = 0.002
+LINGER: Final = 0.004
 """Seconds between two writes of a node; nothing that is simulated is faster."""
 
 

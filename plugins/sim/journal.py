@@ -12,6 +12,7 @@ import contextlib
 import os
 import queue
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,8 @@ import orjson
 
 from dsec.bus.errors import DiskFull, DsecError, InfraError
 
+GATHER: Final = 0.005
+"""Seconds between two syncs at the least: what comes meanwhile goes together."""
 _NO_SPACE: Final = {28, 122}
 """ENOSPC, EDQUOT."""
 
@@ -132,15 +135,18 @@ class Journal:
 
     def _work(self) -> None:
         """The thread: one write and one sync for everything that waits."""
-        while batch := self._batch():
+        began = 0.0
+        while batch := self._batch(began + GATHER):
+            began = time.monotonic()
             error = _written(self._file, b"".join(entry.line for entry in batch))
             with contextlib.suppress(RuntimeError):  # the loop was closed over it
                 self._loop.call_soon_threadsafe(_tell, batch, error)
 
-    def _batch(self) -> list[_Entry]:
+    def _batch(self, not_before: float) -> list[_Entry]:
         batch: list[_Entry] = []
         with contextlib.suppress(queue.Empty):
             entry = self._entries.get()
+            time.sleep(max(0.0, not_before - time.monotonic()))
             while entry is not None:
                 batch.append(entry)
                 entry = self._entries.get_nowait()
