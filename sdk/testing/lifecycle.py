@@ -42,8 +42,8 @@ class LifecycleSuite:
         namespaces = traces.network_namespaces()
         async with client.sandbox(backend=backend, image="base") as sandbox:
             await sandbox.run("echo x > /file; sleep 100 & setsid sleep 100 & true")
-            assert traces.of(sandbox.id, home)
-        assert traces.of(sandbox.id, home) == []
+            assert traces.of(home, sandbox.id)
+        assert traces.of(home, sandbox.id) == []
         assert traces.network_namespaces() <= namespaces
 
     async def test_destroy_may_be_repeated_and_the_sandbox_is_gone(
@@ -108,7 +108,7 @@ class LifecycleSuite:
     async def test_ttl_ends_a_sandbox(self, client: Client, backend: str, home: Path) -> None:
         sandbox = await client.create(backend=backend, image="base", ttl=1.0)
         await _gone(sandbox)
-        assert traces.of(sandbox.id, home) == []
+        assert traces.of(home, sandbox.id) == []
 
     async def test_idle_ttl_ends_only_an_idle_sandbox(self, client: Client, backend: str) -> None:
         sandbox = await client.create(backend=backend, image="base", idle_ttl=1.5)

@@ -112,8 +112,7 @@ class RecoverySuite:
             assert set(acknowledged) <= listed
             await _no_duplicates(client, acknowledged, outcomes)
             await asyncio.gather(*(_destroy(client, name) for name in listed))
-        for name in [*acknowledged, *listed]:
-            assert traces.of(name, split.home) == []
+        assert await asyncio.to_thread(traces.of, split.home, *acknowledged, *listed) == []
         assert not [point for point in traces.mounts_under(split.home) if "/sandboxes/" in point]
 
     async def test_a_dead_inside_is_told_as_the_sandboxes_own_fault(

@@ -3,64 +3,70 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
+MOUNTS = Path("/proc/self/mountinfo")
 
-def of(sandbox: str, home: Path) -> list[str]:
-    """Everything on this machine that still names `sandbox`, one line each; empty when nothing is left."""
-    return sorted({*_mounts(sandbox), *_cgroups(sandbox), *_processes(sandbox), *_files(sandbox, home)})
+
+def of(home: Path, *sandboxes: str) -> list[str]:
+    """Everything on this machine that still names one of `sandboxes`, a line each; empty when all is gone.
+
+    One walk over the machine, however many there are.
+    """
+    if not sandboxes:
+        return []
+    names = re.compile("|".join(map(re.escape, sandboxes)))
+    return sorted({*_mounts(names), *_cgroups(names), *_processes(names), *_files(names, home)})
 
 
 def mounts_under(home: Path) -> set[str]:
     """Mount points below `home`, layers included."""
-    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    lines = MOUNTS.read_text().splitlines()
     return {point for line in lines if (point := line.split()[4]).startswith(f"{home}/")}
 
 
 def network_namespaces() -> set[int]:
     """Inode of each network namespace that some process is in."""
-    return {
-        inode
-        for entry in os.scandir("/proc")
-        if entry.name.isdigit()
-        if (inode := _netns(entry.path)) is not None
-    }
+    return {inode for entry in _entries() if (inode := _netns(entry)) is not None}
 
 
-def _netns(process: str) -> int | None:
+def _netns(process: Path) -> int | None:
     try:
-        return Path(process, "ns/net").stat().st_ino
+        return (process / "ns/net").stat().st_ino
     except OSError:
         return None
 
 
-def _mounts(sandbox: str) -> Iterator[str]:
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        if sandbox in line:
+def _entries() -> Iterator[Path]:
+    return (Path(entry.path) for entry in os.scandir("/proc") if entry.name.isdigit())
+
+
+def _mounts(names: re.Pattern[str]) -> Iterator[str]:
+    for line in MOUNTS.read_text().splitlines():
+        if names.search(line):
             yield f"mount {line.split()[4]}"
 
 
-def _cgroups(sandbox: str) -> Iterator[str]:
-    for directory, names, _ in os.walk("/sys/fs/cgroup"):
-        yield from (f"cgroup {directory}/{name}" for name in names if sandbox in name)
+def _cgroups(names: re.Pattern[str]) -> Iterator[str]:
+    for directory, below, _ in os.walk("/sys/fs/cgroup"):
+        yield from (f"cgroup {directory}/{name}" for name in below if names.search(name))
 
 
-def _processes(sandbox: str) -> Iterator[str]:
+def _processes(names: re.Pattern[str]) -> Iterator[str]:
     """Zombies do not count: after a kill of the node's process they are for the machine's init to reap."""
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdigit():
-            continue
+    for entry in _entries():
         try:
-            told = Path(entry.path, "cgroup").read_text() + Path(entry.path, "cmdline").read_text()
-            zombie = Path(entry.path, "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+            told = (entry / "cgroup").read_text() + (entry / "cmdline").read_text()
+            zombie = (entry / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
         except OSError:
             continue
-        if sandbox in told and not zombie and int(entry.name) != os.getpid():
+        if not zombie and entry.name != str(os.getpid()) and names.search(told):
             yield f"process {entry.name}"
 
 
-def _files(sandbox: str, home: Path) -> Iterator[str]:
+def _files(names: re.Pattern[str], home: Path) -> Iterator[str]:
     for top in (home, Path("/dev/shm"), Path("/run")):
-        for directory, names, files in os.walk(top):
-            yield from (f"file {directory}/{name}" for name in [*names, *files] if sandbox in name)
+        for directory, below, files in os.walk(top):
+            yield from (f"file {directory}/{name}" for name in [*below, *files] if names.search(name))
