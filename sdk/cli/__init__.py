@@ -40,6 +40,7 @@ COMMANDS: Final = (
     "rm",
     "pack",
     "image",
+    "job",
     "plugin",
     "principal",
     "project",

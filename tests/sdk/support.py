@@ -130,9 +130,9 @@ class Peer:
 
     async def sandbox_list(self, call: Call, body: dict[str, Any]) -> bytes:
         names = [f"s-test-{number:08}" for number in range(5)]
-        rest = [name for name in names if name > body["after"]]
-        page = [self.record({"image": "base"}, name).model_dump(mode="json") for name in rest[:2]]
-        return ok({"sandboxes": page, "more": len(rest) > 2})
+        start, stop = body["cursor"], body["cursor"] + 2
+        page = [self.record({"image": "base"}, name).model_dump(mode="json") for name in names[start:stop]]
+        return ok({"sandboxes": page, "more": stop < len(names), "cursor": stop})
 
     async def exec_start(self, call: Call, body: dict[str, Any]) -> bytes:
         exec_id = exec_of(body["op"])
