@@ -18,6 +18,9 @@ from dsec.plugins.edge.spool import PAGE, Spool
 CROWDED_PAUSE: Final = 0.05
 CROWDED_PATIENCE: Final = 10.0
 """Seconds between two tries while tmpfs is full, and from the command's end until the rest is given up."""
+SMALL: Final = 4096
+GATHER: Final = 0.005
+"""Seconds between a frame of fewer than `SMALL` bytes and the next: each costs the node the same."""
 DROP_PAUSE: Final = 0.002
 """Seconds between emptying the pipe of a command past its quota: it may run on, but not at full speed."""
 
@@ -55,6 +58,8 @@ class Stream:
             if size:
                 stored = await self._log.output(*self._spool.frame(self._log.offset, size))
                 stored.add_done_callback(functools.partial(self._forget, self._log.offset))
+                if size < SMALL and not self._leader.exited.done():
+                    await asyncio.sleep(GATHER)
             elif not self._complete():
                 await self._changed()
             else:
