@@ -1,8 +1,8 @@
 """Claims on operation ids: what makes a repeated create return the first answer, whichever core gets it.
 
 A claim is an entry `<project>.<operation>` of the bucket `ops`, written by compare-and-set on its revision.
-It is made empty before placement and names the sandbox afterwards; a claim that stayed empty belongs to a
-core that died, and whoever sees it places for it. Secrets are no part of it.
+It names the sandbox as it is made (docs/adr/0011-a-claim-names-its-sandbox.md). An empty one was left by a
+core of an older version that died before it placed; whoever sees it places for it. Secrets are no part of it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Final
 import orjson
 
 from dsec.bus import subjects
-from dsec.bus.directget import DirectGet, answer_of, ask
-from dsec.bus.errors import Conflict, InfraError
-from dsec.bus.transport import Bus
+from dsec.bus.directget import TIMEOUT, DirectGet, answer_of, ask
+from dsec.bus.errors import BrokerDown, Conflict, DeadlineExceeded, InfraError, NodeLost
+from dsec.bus.transport import Bus, Received
 
 _STREAM: Final = f"KV_{subjects.OPS_BUCKET}"
 _EXPECTED: Final = "Nats-Expected-Last-Subject-Sequence"
@@ -25,7 +25,7 @@ _WRONG_REVISION: Final = {10071, 10164}
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """`digest` tells the request apart; `sandbox` is empty until placement has decided it."""
+    """`digest` tells the request apart; `sandbox` is what the key stands for."""
 
     project: str
     operation: str
@@ -50,14 +50,21 @@ class Claims:
         body = orjson.loads(stored.data)
         return Claim(project, operation, body["digest"], body["sandbox"], stored.sequence)
 
-    async def claim(self, project: str, operation: str, digest: str) -> Claim:
-        """The operation's claim, made here unless it exists. Raises Conflict when it is another request's."""
-        wanted = Claim(project, operation, digest)
-        made = await self._write(wanted)
-        claim = made or await self.get(project, operation)
+    async def claim(self, project: str, operation: str, digest: str, sandbox: str = "") -> Claim:
+        """The operation's claim, made here for `sandbox` unless it exists.
+
+        Raises Conflict when it is another request's.
+        """
+        made = await self._write(Claim(project, operation, digest, sandbox))
+        claim = made or await self.find(project, operation, digest)
         if claim is None:
-            return await self.claim(project, operation, digest)  # it expired between the two steps
-        if claim.digest != digest:
+            return await self.claim(project, operation, digest, sandbox)  # it expired between the two steps
+        return claim
+
+    async def find(self, project: str, operation: str, digest: str) -> Claim | None:
+        """The operation's claim, if there is one. Raises Conflict when it is another request's."""
+        claim = await self.get(project, operation)
+        if claim is not None and claim.digest != digest:
             raise Conflict(f"key {operation!r} was used with another request; choose a new one", field="op")
         return claim
 
@@ -74,13 +81,20 @@ class Claims:
         """Compare-and-set; None when the entry has another revision than the claim's."""
         value = orjson.dumps({"digest": claim.digest, "sandbox": claim.sandbox})
         subject = _subject(claim.project, claim.operation)
-        body = answer_of(await ask(self._bus, subject, value, {_EXPECTED: str(claim.revision)}))
+        body = answer_of(await self._put(subject, value, {_EXPECTED: str(claim.revision)}))
         error = body.get("error")
         if error is None:
-            return replace(claim, revision=int(body["seq"]))
+            return Claim(claim.project, claim.operation, claim.digest, claim.sandbox, int(body["seq"]))
         if error.get("err_code") in _WRONG_REVISION:
             return None
         raise InfraError(f"the broker refused the claim: {error.get('description')}")
+
+    async def _put(self, subject: str, value: bytes, headers: dict[str, str]) -> Received:
+        """The broker's answer; `ask` is dearer, and needed only when the broker is away."""
+        try:
+            return await self._bus.request(subject, value, timeout=TIMEOUT, headers=headers)
+        except (BrokerDown, DeadlineExceeded, NodeLost):
+            return await ask(self._bus, subject, value, headers)
 
 
 def _subject(project: str, operation: str) -> str:

@@ -8,8 +8,6 @@ any time, and a retry with the same key finds what it left behind (`claims`).
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import time
 from collections.abc import AsyncIterator
 from typing import Final
 
@@ -24,13 +22,11 @@ from dsec.bus.errors import DeadlineExceeded, GoneError, NoCapacity, NodeLost, O
 from dsec.bus.handlers import (
     Call,
     Handler,
-    Middleware,
     chain,
     check_reply,
     decode,
     in_time,
     ok,
-    result,
     serving,
     serving_internal,
     typed,
@@ -39,27 +35,27 @@ from dsec.bus.host import Context
 from dsec.bus.jobs.messages import CreateBatch
 from dsec.bus.jobs.service import Jobs
 from dsec.bus.messages import CreateSandbox, ListSandboxes, NodeCreate, Place, Veto
+from dsec.bus.orders import Wanted, packed, wanted
+from dsec.bus.placing import Placer
 from dsec.bus.registry import Page, Registry
-from dsec.bus.spec import Spec, parse_spec
+from dsec.bus.shedding import MOST, Shedder
+from dsec.bus.spec import Spec
 from dsec.bus.transport import Bus, Received
 
 QUEUE: Final = "core"
-MAX_CREATES: Final = 1024
-"""Creates in one core's hands; at 5,000/s and 5 ms each some 25 are, so more means that it cannot keep up."""
+CONCURRENCY: Final = 4 * MOST
+"""So that what one project may have at once, a quarter, is what the shedder lets in."""
 RETRY_AFTER: Final = 0.5
 SCANS: Final = 10
 """Reads of the registry, of 1,000 records each, that one page of a list may cost."""
-ATTEMPT: Final = 2.0
-"""Seconds that one scheduler has for its answer."""
-LIVENESS: Final = 3.0
-"""Seconds to wait for a scheduler's word on whether a node is alive; a fresh one listens before it speaks."""
 
 
 class Core:
     """Answers sandbox.create, sandbox.list and the nodes' vetoes."""
 
-    def __init__(self, bus: Bus, reader: DirectGet, auditor: Auditor) -> None:
+    def __init__(self, bus: Bus, reader: DirectGet, placer: Placer, auditor: Auditor) -> None:
         self._bus = bus
+        self._placer = placer
         self._claims = Claims(bus, reader)
         self._registry = Registry(reader)
         self._auditor = auditor
@@ -71,10 +67,12 @@ class Core:
             appender = await stack.enter_async_context(Appender.running(bus))
             reader = await stack.enter_async_context(DirectGet.running(bus))
             auditor = Auditor(appender, "core")
-            core = cls(bus, reader, auditor)
+            placer = await stack.enter_async_context(Placer.running(bus))
+            core = cls(bus, reader, placer, auditor)
             jobs = await stack.enter_async_context(Jobs.running(bus, reader, auditor))
+            gate = Gate()
             one_or_many = either(typed(CreateSandbox, core.create), typed(CreateBatch, jobs.create))
-            create = chain(one_or_many, admission(MAX_CREATES), auditor.denials)
+            create = chain(one_or_many, gate.around, auditor.denials)
             verbs: dict[tuple[str, str], Handler] = {
                 ("sandbox", "create"): create,
                 ("sandbox", "list"): typed(ListSandboxes, core.list),
@@ -87,8 +85,9 @@ class Core:
                         subjects.served(noun, verb),
                         handler,
                         queue=QUEUE,
-                        concurrency=2 * MAX_CREATES,
+                        concurrency=CONCURRENCY,
                         refused=auditor.refused,
+                        shed=gate.shed if handler is create else None,
                     )
                 )
             await stack.enter_async_context(
@@ -98,21 +97,19 @@ class Core:
 
     async def create(self, call: Call, request: CreateSandbox) -> None:
         """Order the sandbox from a node, which answers the caller; the same again for a repeated key."""
-        spec = parse_spec(request.spec)
         project, principal = call.address.project, call.address.principal
-        claim = await self._claims.claim(project, request.op, digest(principal, spec))
-        if not (claim.sandbox and await self._held(claim)):
-            claim = await self._place(claim, spec, request.deadline)
+        asked = wanted(principal, request.spec)
+        claim = await self._claim(project, request, asked)
         order = NodeCreate(
             op=request.op,
             deadline=request.deadline,
             project=project,
             principal=principal,
             sandbox=claim.sandbox,
-            spec=spec,
+            spec=asked.spec,
             secrets=request.secrets,
         )
-        await self._forward(order, call.reply)
+        await self._forward(order, asked.json, call.reply)
         self._auditor.note(call.address, call.subject, outcome="ok", target=claim.sandbox)
 
     async def list(self, call: Call, request: ListSandboxes) -> bytes:
@@ -142,14 +139,30 @@ class Core:
             excluded = (*order.excluded, ids.node_of(order.sandbox))
             claim = await self._place(claim, order.spec, order.deadline, excluded, veto.reason)
             again = order.model_copy(update={"sandbox": claim.sandbox, "excluded": excluded})
-            await self._forward(again, veto.reply)
+            await self._forward(again, again.spec.model_dump_json().encode(), veto.reply)
         return ok({"node": ids.node_of(claim.sandbox)})
+
+    async def _claim(self, project: str, request: CreateSandbox, asked: Wanted) -> Claim:
+        """The key's claim, naming a sandbox whose node can answer; a node is asked for before, so that one
+        write both claims and places."""
+        try:
+            node = await self._placer.place(asked.place, request.deadline / 1000)
+        except (NoCapacity, DeadlineExceeded):
+            found = await self._claims.find(project, request.op, asked.digest)
+            if found is None:
+                raise
+            claim, sandbox = found, ""
+        else:
+            sandbox = ids.sandbox_on(node)
+            claim = await self._claims.claim(project, request.op, asked.digest, sandbox)
+        if claim.sandbox and (claim.sandbox == sandbox or await self._held(claim)):
+            return claim
+        return await self._place(claim, asked.spec, request.deadline)
 
     async def _held(self, claim: Claim) -> bool:
         """Whether the claimed node can answer. Raises NodeLost when it died with the sandbox on it."""
-        node = ids.node_of(claim.sandbox)
         try:
-            await self._ask_scheduler(Place(backend="", at=node), time.time() + LIVENESS)
+            await self._placer.alive(ids.node_of(claim.sandbox))
         except NodeLost:
             if await self._registry.get(claim.project, claim.sandbox) is not None:
                 raise
@@ -162,42 +175,21 @@ class Core:
         limits = spec.limits
         place = Place(backend=spec.backend, cpu=limits.cpu, memory=limits.memory, excluded=excluded)
         try:
-            node = await self._ask_scheduler(place, deadline / 1000)
+            node = await self._placer.place(place, deadline / 1000)
         except NoCapacity as error:
             raise NoCapacity(f"{error.message}{reason and ': '}{reason}", retry_after=RETRY_AFTER) from error
         return await self._claims.settle(claim, ids.sandbox_on(node))
 
-    async def _ask_scheduler(self, place: Place, until: float) -> str:
-        """A scheduler that dies over the question does not answer it: then another one is asked."""
-        data = place.model_dump_json().encode()
-        while True:
-            timeout = max(0.05, min(ATTEMPT, until - time.time()))
-            try:
-                answer = await self._bus.request(subjects.SCHED_PLACE, data, timeout=timeout)
-                break
-            except NodeLost as error:
-                raise NoCapacity("no scheduler is running", retry_after=RETRY_AFTER) from error
-            except DeadlineExceeded:
-                if time.time() > until:
-                    raise
-        return str(result(answer.data)["node"])
-
-    async def _forward(self, order: NodeCreate, reply: str) -> None:
+    async def _forward(self, order: NodeCreate, spec: bytes, reply: str) -> None:
         subject = subjects.node_create(ids.node_of(order.sandbox))
-        await self._bus.publish(subject, order.model_dump_json().encode(), reply)
-
-
-def digest(principal: str, spec: Spec) -> str:
-    """What tells one request of a key from another; secrets are left out, so that nothing can leak."""
-    body = [principal, spec.model_dump(mode="json")]
-    return hashlib.blake2s(orjson.dumps(body, option=orjson.OPT_SORT_KEYS), digest_size=16).hexdigest()
+        await self._bus.publish(subject, packed(order, spec), reply)
 
 
 def either(one: Handler, many: Handler) -> Handler:
     """`many` for a request with a count, `one` for any other."""
 
     async def handle(call: Call) -> bytes | None:
-        if b'"count"' not in call.data:  # spares the hot path from reading the body twice
+        if not maybe_batch(call.data):
             return await one(call)
         try:
             body = orjson.loads(call.data)
@@ -208,21 +200,28 @@ def either(one: Handler, many: Handler) -> Handler:
     return handle
 
 
-def admission(limit: int) -> Middleware:
-    """Shed what is over `limit` at once, before any work: past its capacity a queue only adds delay."""
-    busy = 0
+def maybe_batch(data: bytes) -> bool:
+    """Without reading the body; only a batch has a count, though a label may be called so too."""
+    return b'"count"' in data
 
-    def around(handler: Handler) -> Handler:
+
+class Gate:
+    """Sheds single creates and measures how long they take; batches take their time and are no measure."""
+
+    def __init__(self) -> None:
+        self._shedder = Shedder()
+
+    def shed(self, message: Received) -> Overloaded | None:
+        """See handlers.serving."""
+        return None if maybe_batch(message.data) else self._shedder.error()
+
+    def around(self, handler: Handler) -> Handler:
+        """Middleware."""
+
         async def handle(call: Call) -> bytes | None:
-            nonlocal busy
-            if busy >= limit:
-                raise Overloaded("too many creates at once; try again", retry_after=RETRY_AFTER)
-            busy += 1
-            try:
+            if maybe_batch(call.data):
                 return await handler(call)
-            finally:
-                busy -= 1
+            with self._shedder.passing():
+                return await handler(call)
 
         return handle
-
-    return around

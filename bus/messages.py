@@ -75,7 +75,8 @@ class Veto(Message):
 
 
 class Place(Message):
-    """sched.place: which node? Answered by `{"ok": {"node": …}}` or NoCapacity.
+    """sched.place: which node? Answered by `{"ok": {"node": …}}` or NoCapacity; with a `count` also by
+    `nodes`, one for each of so many alike, or fewer when there is no room for all.
 
     With `at`: whether that node is alive, full or not; answered by its name, or NodeLost."""
 
@@ -84,6 +85,7 @@ class Place(Message):
     cpu: float | None = None
     memory: int | None = None
     excluded: tuple[str, ...] = ()
+    count: int = Field(1, ge=1, le=1000)
 
 
 class Record(Message):

@@ -6,6 +6,7 @@ permissions pin project and principal, so a receiver may believe them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Container
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -62,6 +63,7 @@ class Address:
     job: str = ""
 
 
+@functools.lru_cache(4096)
 def request(
     noun: str,
     verb: str,
@@ -84,6 +86,7 @@ def request(
     return ".".join(tokens)
 
 
+@functools.lru_cache(4096)
 def parse(subject: str) -> Address:
     """The address in a tenant's request subject. Raises BadId for anything that is not in the table."""
     noun, _, rest = subject.partition(".")

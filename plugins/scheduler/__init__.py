@@ -11,6 +11,7 @@ import contextlib
 import logging
 import random
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Final
@@ -22,7 +23,7 @@ from dsec.bus.host import Context
 from dsec.bus.jobs.messages import Spread
 from dsec.bus.messages import Heartbeat, Place
 from dsec.bus.transport import Bus, Received
-from dsec.plugins.scheduler.placement import DEFAULT_ASK, Ask, choose
+from dsec.plugins.scheduler.placement import DEFAULT_ASK, Ask, choose_many
 from dsec.plugins.scheduler.spread import apportion
 from dsec.plugins.scheduler.view import View
 
@@ -72,8 +73,10 @@ class Scheduler:
         """`{"node": …}` for a Place. Raises NoCapacity, or NodeLost when asked `at` a dead node."""
         place = decode(Place, message.data)
         await self._listened.wait()
-        node = self._choose(place) if place.at is None else self._at(place.at)
-        return ok({"node": node})
+        if place.at is not None:
+            return ok({"node": self._at(place.at)})
+        nodes = self._choose(place)
+        return ok({"node": nodes[0], "nodes": nodes})
 
     async def spread(self, message: Received) -> bytes:
         """`{"nodes": {node: how many}}` for a Spread; fewer in all than asked for when there is no room."""
@@ -99,15 +102,16 @@ class Scheduler:
             raise NodeLost(f"{node} has not been heard of lately")
         return node
 
-    def _choose(self, place: Place) -> str:
+    def _choose(self, place: Place) -> list[str]:
         cpu, memory = DEFAULT_ASK
         ask = Ask(place.backend, place.cpu or cpu, place.memory or memory, frozenset(place.excluded))
         now = time.monotonic()
         nodes = list(self._view.candidates(now))
-        node = choose(ask, nodes, self._rng)
-        if node is None:
+        chosen = choose_many(ask, place.count, nodes, self._rng)
+        if not chosen:
             raise NoCapacity(
                 f"none of {len(nodes)} nodes is healthy, has {ask.backend} and room; try again later"
             )
-        self._view.placed(node, ask, now)
-        return node
+        for node, count in Counter(chosen).items():
+            self._view.placed(node, ask, now, count)
+        return chosen

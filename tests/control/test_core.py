@@ -13,20 +13,19 @@ import pytest_asyncio
 
 from dsec.bus import ids, subjects
 from dsec.bus.claims import Claims
-from dsec.bus.core import Core, admission, digest
+from dsec.bus.core import Core
 from dsec.bus.directget import DirectGet
 from dsec.bus.errors import (
     Conflict,
     DeadlineExceeded,
     NoCapacity,
     NodeLost,
-    Overloaded,
     SpecError,
     UnknownField,
 )
-from dsec.bus.handlers import Call
 from dsec.bus.host import Context
 from dsec.bus.messages import Audit, CreateSandbox
+from dsec.bus.orders import digest
 from dsec.bus.spec import parse_spec
 from dsec.plugins.iam import Iam
 from tests.control.cluster import PRINCIPAL, PROJECT, BookNode, Cluster, now_ms, record
@@ -225,25 +224,6 @@ async def test_a_create_is_audited_with_its_sandbox_and_secrets_are_stored_nowhe
     assert (entry.op, entry.target, entry.outcome) == ("sandbox.create", sandbox, "ok")
     for stream in ("KV_ops", "KV_registry", "AUDIT", "EVENT", "EXEC"):
         assert not [one for one in await cluster.stored(stream, ">") if b"hunter2" in one.data]
-
-
-async def test_what_is_over_the_admission_bound_is_shed_at_once() -> None:
-    going = asyncio.Event()
-
-    async def slow(_call: Call) -> bytes:
-        await going.wait()
-        return b"done"
-
-    handler = admission(2)(slow)
-    call = Call(subjects.Address("sandbox", "create", PROJECT, PRINCIPAL), "", "", b"")
-    first = [asyncio.ensure_future(handler(call)) for _ in range(2)]
-    await asyncio.sleep(0)
-    with pytest.raises(Overloaded) as caught:
-        await handler(call)
-    assert caught.value.retry_after
-    going.set()
-    assert await asyncio.gather(*first) == [b"done", b"done"]
-    assert await handler(call) == b"done"
 
 
 async def audited(cluster: Cluster) -> list[Audit]:
