@@ -25,7 +25,6 @@ from dsec.bus.errors import BrokerDown, DsecError, GoneError
 from dsec.bus.ids import check
 from dsec.bus.jobs.messages import Batch as BatchState
 from dsec.bus.messages import Record, State
-from dsec.bus.spec import parse_spec
 from dsec.bus.transport import Bus
 from dsec.bus.wire import Wire
 from dsec.sdk import config
@@ -34,7 +33,7 @@ from dsec.sdk.jobs import Batch, Job, overrides_of
 from dsec.sdk.link import PATIENCE, Link, new_operation
 from dsec.sdk.projects import Principals, Projects
 from dsec.sdk.sandbox import Sandbox
-from dsec.sdk.spec_args import SpecArgs
+from dsec.sdk.spec_args import SpecArgs, asked
 from dsec.sdk.watch import Change, listed, watch
 
 log = logging.getLogger(__name__)
@@ -129,8 +128,7 @@ class Client:
         field, Unsupported, NoSuchImage, Conflict (the key was used with another spec), NoCapacity,
         TooLarge, DeadlineExceeded.
         """
-        asked = parse_spec(dict(spec)).model_dump(mode="json", exclude_unset=True)
-        body: dict[str, Any] = {"spec": asked}
+        body: dict[str, Any] = {"spec": asked(spec)}
         if secrets:
             body["secrets"] = dict(secrets)
         op = check("operation", key) if key is not None else new_operation()
@@ -157,8 +155,7 @@ class Client:
         `overrides.7.limits.cpu`), Conflict, TooLarge (split the batch), DeadlineExceeded (call again with the
         same key).
         """
-        asked = parse_spec(dict(spec)).model_dump(mode="json", exclude_unset=True)
-        body = {"spec": asked, "count": count, "overrides": dict(overrides_of(overrides))}
+        body = {"spec": asked(spec), "count": count, "overrides": dict(overrides_of(overrides))}
         op = check("operation", key) if key is not None else new_operation()
         subject = self._link.subject("sandbox", "create")
         answer = await self._link.call(subject, body, op=op, patience=timeout, attempt=BATCH_ATTEMPT)

@@ -38,7 +38,6 @@ class Sandbox:
         self.record = record
         self.files = Files(link, record.sandbox)
         self._link = link
-        self._start_subject = link.subject("exec", "start", record.sandbox)
 
     def __repr__(self) -> str:
         return f"<Sandbox {self.id} {self.record.state}>"
@@ -131,7 +130,7 @@ class Sandbox:
     async def _start(self, body: dict[str, Any], op: str) -> Exec:
         exec_id = exec_of(op)
         try:
-            answer = await self._link.ask(self._start_subject, body, op=op)
+            answer = await self._link.ask(self._link.subject("exec", "start", self.id), body, op=op)
         except NoSuchExec:  # repeated, and ended so long ago that only the log has it
             return Exec(self._link, self.id, exec_id)
         first = unpack(answer) if is_frame(answer) else None

@@ -5,8 +5,17 @@ They mirror `dsec.bus.spec.Spec`, which alone decides: what it refuses is refuse
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
-from typing import Literal, TypedDict
+from typing import Any, Final, Literal, TypedDict
+
+import orjson
+
+from dsec.bus.spec import parse_spec
+
+_KEPT: Final = 256
+_LONGEST: Final = 4096
+"""Bytes of the arguments whose outcome is kept: the sandboxes of a job are asked for alike."""
 
 
 class ImageArgs(TypedDict, total=False):
@@ -43,3 +52,22 @@ class SpecArgs(TypedDict, total=False):
     env: Mapping[str, str]
     job: str | None
     labels: Mapping[str, str]
+
+
+def asked(spec: Mapping[str, Any]) -> orjson.Fragment:
+    """The arguments as the JSON that is sent, nothing but what was given. Raises UnknownField, SpecError."""
+    try:
+        raw = orjson.dumps(spec)
+    except TypeError:  # mappings and sequences of other kinds
+        raw = b"null"
+    plain = len(raw) <= _LONGEST and b"null" not in raw  # which also stands for a number that is none
+    return orjson.Fragment(_kept(raw) if plain else _checked(dict(spec)))
+
+
+def _checked(spec: dict[str, Any]) -> bytes:
+    return parse_spec(spec).model_dump_json(exclude_unset=True).encode()
+
+
+@functools.lru_cache(_KEPT)
+def _kept(raw: bytes) -> bytes:
+    return _checked(orjson.loads(raw))

@@ -6,6 +6,7 @@ With `--json` the last line of standard output is one JSON object with the figur
 from __future__ import annotations
 
 import argparse
+import asyncio
 import importlib
 import importlib.util
 import pkgutil
@@ -13,9 +14,10 @@ from types import ModuleType
 from typing import Any
 
 from dsec.bus.errors import MissingTool, SpecError
+from dsec.sdk.cli.loop import collect_rarely, loop_factory
 from dsec.sdk.cli.output import emit, json_option, progress_console, say, table
 
-_HELPERS = {"measure", "parts"}
+_HELPERS = {"measure", "counting", "parts"}
 
 
 def register(subparsers: Any) -> None:
@@ -26,12 +28,21 @@ def register(subparsers: Any) -> None:
     parser.set_defaults(handler=bench)
 
 
-async def bench(args: argparse.Namespace) -> int:
-    """Run one, or tell which there are."""
+def bench(args: argparse.Namespace) -> int:
+    """Run one, or tell which there are. One with `UVLOOP` runs as a service does."""
     if args.name is None:
         _list(as_json=args.json)
         return 0
     module = _module(args.name)
+    factory = None
+    if getattr(module, "UVLOOP", False):
+        collect_rarely()
+        factory = loop_factory()
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(_bench(module, args))
+
+
+async def _bench(module: ModuleType, args: argparse.Namespace) -> int:
     console = progress_console()
     with console.status(f"benchmark {args.name}") as status:
 
