@@ -25,13 +25,17 @@ _WRONG_REVISION: Final = {10071, 10164}
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """`digest` tells the request apart; `sandbox` is what the key stands for."""
+    """`digest` tells the request apart; `sandbox` is what the key stands for.
+
+    `until`, unix ms: so long a core answers for the sandbox in the quotas of its project; 0 without quotas.
+    """
 
     project: str
     operation: str
     digest: str
     sandbox: str = ""
     revision: int = 0
+    until: int = 0
 
 
 class Claims:
@@ -48,7 +52,9 @@ class Claims:
         if stored is None:
             return None
         body = orjson.loads(stored.data)
-        return Claim(project, operation, body["digest"], body["sandbox"], stored.sequence)
+        return Claim(
+            project, operation, body["digest"], body["sandbox"], stored.sequence, body.get("until", 0)
+        )
 
     async def claim(self, project: str, operation: str, digest: str, sandbox: str = "") -> Claim:
         """The operation's claim, made here for `sandbox` unless it exists.
@@ -77,14 +83,21 @@ class Claims:
             raise InfraError("the claim on the key was lost; send the request again")
         return settled
 
+    async def renew(self, claim: Claim, *, until: int) -> Claim | None:
+        """The claim with another `until`; None when somebody else has changed it."""
+        return await self._write(replace(claim, until=until))
+
     async def _write(self, claim: Claim) -> Claim | None:
         """Compare-and-set; None when the entry has another revision than the claim's."""
-        value = orjson.dumps({"digest": claim.digest, "sandbox": claim.sandbox})
+        told = {"until": claim.until} if claim.until else {}
+        value = orjson.dumps({"digest": claim.digest, "sandbox": claim.sandbox} | told)
         subject = _subject(claim.project, claim.operation)
         body = answer_of(await self._put(subject, value, {_EXPECTED: str(claim.revision)}))
         error = body.get("error")
         if error is None:
-            return Claim(claim.project, claim.operation, claim.digest, claim.sandbox, int(body["seq"]))
+            return Claim(
+                claim.project, claim.operation, claim.digest, claim.sandbox, int(body["seq"]), claim.until
+            )
         if error.get("err_code") in _WRONG_REVISION:
             return None
         raise InfraError(f"the broker refused the claim: {error.get('description')}")

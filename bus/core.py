@@ -18,7 +18,7 @@ from dsec.bus.appender import Appender
 from dsec.bus.audit import Auditor
 from dsec.bus.claims import Claim, Claims
 from dsec.bus.directget import DirectGet
-from dsec.bus.errors import DeadlineExceeded, GoneError, NoCapacity, NodeLost, Overloaded
+from dsec.bus.errors import DeadlineExceeded, DsecError, GoneError, NoCapacity, NodeLost, Overloaded
 from dsec.bus.handlers import (
     Call,
     Handler,
@@ -37,6 +37,7 @@ from dsec.bus.jobs.service import Jobs
 from dsec.bus.messages import CreateSandbox, ListSandboxes, NodeCreate, Place, Veto
 from dsec.bus.orders import Wanted, packed, wanted
 from dsec.bus.placing import Placer
+from dsec.bus.quotas import Quotas
 from dsec.bus.registry import Page, Registry
 from dsec.bus.shedding import MOST, Shedder
 from dsec.bus.spec import Spec
@@ -53,10 +54,13 @@ SCANS: Final = 10
 class Core:
     """Answers sandbox.create, sandbox.list and the nodes' vetoes."""
 
-    def __init__(self, bus: Bus, reader: DirectGet, placer: Placer, auditor: Auditor) -> None:
+    def __init__(
+        self, bus: Bus, reader: DirectGet, placer: Placer, auditor: Auditor, claims: Claims, quotas: Quotas
+    ) -> None:
         self._bus = bus
         self._placer = placer
-        self._claims = Claims(bus, reader)
+        self._claims = claims
+        self._quotas = quotas
         self._registry = Registry(reader)
         self._auditor = auditor
 
@@ -68,11 +72,13 @@ class Core:
             reader = await stack.enter_async_context(DirectGet.running(bus))
             auditor = Auditor(appender, "core")
             placer = await stack.enter_async_context(Placer.running(bus))
-            core = cls(bus, reader, placer, auditor)
+            claims = Claims(bus, reader)
+            quotas = await stack.enter_async_context(Quotas.running(bus, reader, claims))
+            core = cls(bus, reader, placer, auditor, claims, quotas)
             jobs = await stack.enter_async_context(Jobs.running(bus, reader, auditor))
             gate = Gate()
             one_or_many = either(typed(CreateSandbox, core.create), typed(CreateBatch, jobs.create))
-            create = chain(one_or_many, gate.around, auditor.denials)
+            create = chain(one_or_many, gate.around, quotas.pacing, auditor.denials)
             verbs: dict[tuple[str, str], Handler] = {
                 ("sandbox", "create"): create,
                 ("sandbox", "list"): typed(ListSandboxes, core.list),
@@ -99,10 +105,12 @@ class Core:
         """Order the sandbox from a node, which answers the caller; the same again for a repeated key."""
         project, principal = call.address.project, call.address.principal
         asked = wanted(principal, request.spec)
-        claim = await self._claim(project, request, asked)
+        claim, deadline = await self._claim(project, request, asked), request.deadline
+        if not self._quotas.free(project):
+            claim, deadline = await self._quotas.charge(claim, asked.spec, deadline)
         order = NodeCreate(
             op=request.op,
-            deadline=request.deadline,
+            deadline=deadline,
             project=project,
             principal=principal,
             sandbox=claim.sandbox,
@@ -137,10 +145,21 @@ class Core:
             raise GoneError("nobody claimed this order", field="op")
         if claim.sandbox == order.sandbox:
             excluded = (*order.excluded, ids.node_of(order.sandbox))
-            claim = await self._place(claim, order.spec, order.deadline, excluded, veto.reason)
+            try:
+                claim = await self._place(claim, order.spec, order.deadline, excluded, veto.reason)
+            except DsecError as error:
+                self._given_up(order, error)
+                raise
             again = order.model_copy(update={"sandbox": claim.sandbox, "excluded": excluded})
             await self._forward(again, again.spec.model_dump_json().encode(), veto.reply)
         return ok({"node": ids.node_of(claim.sandbox)})
+
+    def _given_up(self, order: NodeCreate, error: DsecError) -> None:
+        """Nobody takes a vetoed order: audited, which also ends its charge (`quotas`)."""
+        who = subjects.Address("sandbox", "create", order.project, order.principal)
+        self._auditor.note(
+            who, subjects.SCHED_VETO, outcome=error.code, target=order.sandbox, detail=error.message
+        )
 
     async def _claim(self, project: str, request: CreateSandbox, asked: Wanted) -> Claim:
         """The key's claim, naming a sandbox whose node can answer; a node is asked for before, so that one
