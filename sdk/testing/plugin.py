@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from dsec.bus.host import DRIVERS, load
 from dsec.sdk import Client, Sandbox
 from dsec.sdk.testing import platform
 
@@ -31,6 +32,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def backend(request: pytest.FixtureRequest) -> str:
     """The backend under test."""
     return str(request.config.getoption("--driver"))
+
+
+@pytest.fixture(scope="session")
+def offered(backend: str, tmp_path_factory: pytest.TempPathFactory) -> frozenset[str]:
+    """The limits that the backend says it enforces; it must enforce these, and refuse the others."""
+    limits: frozenset[str] = load(DRIVERS, backend)(tmp_path_factory.mktemp("driver")).info().limits
+    return limits
 
 
 @pytest.fixture(scope="session")
