@@ -35,7 +35,7 @@ from dsec.sdk import Client
 from dsec.sdk.testing import platform
 
 UVLOOP: Final = True
-NODES: Final = 8
+NODES: Final = 4
 WARM_UP: Final = 2.0
 TICK: Final = 0.002
 HASTE: Final = 1.0

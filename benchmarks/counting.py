@@ -57,12 +57,13 @@ async def counted(part: platform.Part, made: Mapping[str, str]) -> Counted:
     )
 
 
-async def _pages(reader: DirectGet, stream: str, subject: str) -> list[tuple[str, bytes]]:
-    found: list[tuple[str, bytes]] = []
+async def _pages(reader: DirectGet, stream: str, subject: str) -> set[tuple[str, bytes]]:
+    """Subjects and bodies. An entry whose acknowledgement was late is appended again, byte for byte: one."""
+    found: set[tuple[str, bytes]] = set()
     sequence = 1
     while True:
         batch = await reader.batch(stream, subject, sequence, count=1000, max_bytes=4 << 20)
-        found += ((one.subject, one.data) for one in batch.messages)
+        found |= {(one.subject, one.data) for one in batch.messages}
         if not batch.pending or not batch.messages:
             return found
         sequence = batch.messages[-1].sequence + 1

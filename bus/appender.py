@@ -53,10 +53,7 @@ class _Record:
     headers: Mapping[str, str] | None
     lane: _Lane
     stored: Stored
-
-    @property
-    def cost(self) -> int:
-        return len(self.data) + OVERHEAD
+    cost: int
 
 
 @dataclass(slots=True)
@@ -75,6 +72,7 @@ class Appender:
 
     def __init__(self, bus: Bus, window: int) -> None:
         self._bus = bus
+        self._loop = asyncio.get_running_loop()
         self._window = window
         self._inbox = f"{bus.inbox}.ack-{tail(8)}"
         self._numbers = itertools.count()
@@ -122,8 +120,8 @@ class Appender:
         lane = self._lanes.get(subject)
         if lane is None:
             lane = self._lanes[subject] = _Lane(subject, time.monotonic())
-        stored: Stored = asyncio.get_running_loop().create_future()
-        record = _Record(next(self._numbers), data, headers, lane, stored)
+        stored: Stored = self._loop.create_future()
+        record = _Record(next(self._numbers), data, headers, lane, stored, len(data) + OVERHEAD)
         lane.records.append(record)
         self._unacked[record.number] = record
         self._used += record.cost

@@ -6,13 +6,16 @@ line by line. Protocol: NATS documentation, "Client Protocol".
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from nats.errors import ProtocolError
 from nats.protocol.parser import MAX_CONTROL_LINE_SIZE, Parser
 
 if TYPE_CHECKING:
     from dsec.bus.connection import Connection
+
+_MESSAGES: Final = {b"MSG": 5, b"HMSG": 6}
+"""How many words the line of a message has, if it has a reply subject."""
 
 
 class DirectParser(Parser):
@@ -50,31 +53,23 @@ class DirectParser(Parser):
                 if length - at > MAX_CONTROL_LINE_SIZE:
                     raise ProtocolError("nats: unknown protocol")
                 return at
-            words = buffer[at:eol].split()
-            if not words or words[0] not in {b"MSG", b"HMSG"}:
-                await super().parse(buffer[at : eol + 2])
-                at = eol + 2
+            words, start = buffer[at:eol].split(), eol + 2
+            kind = words[0] if words else b""
+            if kind not in _MESSAGES:
+                await super().parse(buffer[at:start])
+                at = start
                 continue
-            start = eol + 2
-            after = start + _number(words[-1]) + 2
-            if after > length:
-                self._needed_bytes = after - at
+            try:
+                sid, after = int(words[2]), start + int(words[-1])
+                body = start if kind == b"MSG" else start + int(words[-2])
+                reply = words[3] if len(words) == _MESSAGES[kind] else b""
+            except (ValueError, IndexError):
+                raise ProtocolError("nats: malformed MSG") from None
+            if after + 2 > length:
+                self._needed_bytes = after + 2 - at
                 return at
-            if words[0] == b"MSG":
-                headers, data = b"", buffer[start : after - 2]
-                reply = words[3] if len(words) == 5 else b""
-            else:
-                body = start + _number(words[-2])
-                headers, data = buffer[start:body], buffer[body : after - 2]
-                reply = words[3] if len(words) == 6 else b""
-            at = after
-            if not deliver(_number(words[2]), words[1], reply, data, headers):
-                await self._connection._process_msg(_number(words[2]), words[1], reply, data, headers)
+            at = after + 2
+            message = sid, words[1], reply, buffer[body:after], buffer[start:body]
+            if not deliver(*message):
+                await self._connection._process_msg(*message)
         return at
-
-
-def _number(word: bytes) -> int:
-    try:
-        return int(word)
-    except ValueError:
-        raise ProtocolError("nats: malformed MSG") from None

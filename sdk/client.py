@@ -136,7 +136,7 @@ class Client:
         answer = await self._link.call(
             subject, body, op=op, patience=timeout, attempt=CREATE_ATTEMPT, first=CREATE_FIRST
         )
-        return Sandbox(self._link, Record.model_validate(answer))
+        return Sandbox(self._link, answer)
 
     async def create_many(
         self,

@@ -33,11 +33,22 @@ class Sandbox:
     `record` is what its node said last: the spec, the limits as applied, the state.
     """
 
-    def __init__(self, link: Link, record: Record) -> None:
-        self.id = record.sandbox
-        self.record = record
-        self.files = Files(link, record.sandbox)
+    def __init__(self, link: Link, record: Record | dict[str, Any]) -> None:
+        """`record` as JSON is read when it is first asked for."""
+        self.id: str = record["sandbox"] if isinstance(record, dict) else record.sandbox
+        self.files = Files(link, self.id)
+        self._told = record
         self._link = link
+
+    @property
+    def record(self) -> Record:
+        if isinstance(self._told, dict):
+            self._told = Record.model_validate(self._told)
+        return self._told
+
+    @record.setter
+    def record(self, record: Record) -> None:
+        self._told = record
 
     def __repr__(self) -> str:
         return f"<Sandbox {self.id} {self.record.state}>"
