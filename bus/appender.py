@@ -38,12 +38,14 @@ OVERHEAD: Final = 512
 # err_code of nats-server's errors.json; everything else may pass with time and is tried again.
 _FINAL: Final[dict[int, type[DsecError]]] = {
     10071: Conflict,  # wrong last sequence
+    10164: Conflict,  # the same, of a subject
     10054: TooLarge,  # message over the stream's maximum
     10077: LimitError,  # maximum messages per subject (told as a failed store)
 }
 
-Stored = asyncio.Future[None]
-"""Resolved when the record is stored; fails with Conflict, TooLarge or LimitError when it never will be."""
+Stored = asyncio.Future[int]
+"""Resolved with its sequence in the stream when the record is stored; fails with Conflict, TooLarge or
+LimitError when it never will be."""
 
 
 @dataclass(slots=True)
@@ -213,12 +215,12 @@ class Appender:
         refusal = None if b'"error"' not in message.data and message.data else _refusal(message.data)
         if refusal is None:
             if record.lane.records[0] is record:
-                self._settle(record, None)
+                self._settle(record, orjson.loads(message.data)["seq"])
         elif type(refusal) in _FINAL.values():
             self._settle(record, refusal)
         # any other refusal is left to the stalled rule: a broker without a leader is not helped by haste
 
-    def _settle(self, record: _Record, error: DsecError | None) -> None:
+    def _settle(self, record: _Record, outcome: int | DsecError) -> None:
         lane = record.lane
         at = lane.records.index(record)
         del lane.records[at]
@@ -229,7 +231,7 @@ class Appender:
             del self._lanes[lane.subject]
         self._release(record.cost)
         if not record.stored.done():
-            _resolve(record.stored, error)
+            _resolve(record.stored, outcome)
         if not self._unacked:
             self._idle.set()
 
@@ -245,13 +247,13 @@ class Appender:
             waiter.cancel()
 
 
-def _resolve(stored: Stored, error: DsecError | None) -> None:
-    if error is None:
-        stored.set_result(None)
+def _resolve(stored: Stored, outcome: int | DsecError) -> None:
+    if isinstance(outcome, int):
+        stored.set_result(outcome)
         return
-    stored.set_exception(error)
+    stored.set_exception(outcome)
     stored.exception()  # seen: a caller that does not wait for the record is not warned about it
-    log.warning("record refused: %s", error)
+    log.warning("record refused: %s", outcome)
 
 
 def _refusal(data: bytes) -> DsecError:

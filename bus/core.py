@@ -8,7 +8,7 @@ any time, and a retry with the same key finds what it left behind (`claims`).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 import orjson
@@ -34,8 +34,9 @@ from dsec.bus.handlers import (
 from dsec.bus.host import Context
 from dsec.bus.jobs.messages import CreateBatch
 from dsec.bus.jobs.service import Jobs
-from dsec.bus.messages import CreateSandbox, ListSandboxes, NodeCreate, Place, Veto
+from dsec.bus.messages import CreateSandbox, ListSandboxes, NodeCreate, Place, Record, Veto
 from dsec.bus.orders import Wanted, packed, wanted
+from dsec.bus.outlook import Outlook
 from dsec.bus.placing import Placer
 from dsec.bus.quotas import Quotas
 from dsec.bus.registry import Page, Registry
@@ -62,6 +63,7 @@ class Core:
         self._claims = claims
         self._quotas = quotas
         self._registry = Registry(reader)
+        self._outlook = Outlook(bus)
         self._auditor = auditor
 
     @classmethod
@@ -121,18 +123,26 @@ class Core:
         self._auditor.note(call.address, call.subject, outcome="ok", target=claim.sandbox)
 
     async def list(self, call: Call, request: ListSandboxes) -> bytes:
-        """A page of the project's sandboxes."""
+        """A page of the project's sandboxes; those of a node that is away read UNKNOWN."""
         project, registry = call.address.project, self._registry
         start = await registry.after(project, request.after) if request.after else request.cursor
         page = Page(request, start, max_bytes=self._bus.max_payload * 3 // 4)
+        if request.sandbox is not None:
+            one = await registry.get(project, request.sandbox)
+            await self._offer(page, [] if one is None else [(0, one)])
+            return ok(page.answer(more=False))
         for _ in range(SCANS):
             scan = await registry.scan(project, page.cursor)
-            for sequence, record in scan.records:
-                page.offer(sequence, record)
+            await self._offer(page, scan.records)
             if page.full or not scan.more:
                 return ok(page.answer(more=False))
             page.cursor = scan.cursor
         return ok(page.answer(more=True))
+
+    async def _offer(self, page: Page, records: Sequence[tuple[int, Record]]) -> None:
+        seen = await self._outlook.over(record for _, record in records)
+        for (sequence, _), record in zip(records, seen, strict=True):
+            page.offer(sequence, record)
 
     async def vetoed(self, message: Received) -> bytes:
         """Place a vetoed order elsewhere. The node that vetoed answers its caller when this raises."""
@@ -179,11 +189,18 @@ class Core:
         return await self._place(claim, asked.spec, request.deadline)
 
     async def _held(self, claim: Claim) -> bool:
-        """Whether the claimed node can answer. Raises NodeLost when it died with the sandbox on it."""
+        """Whether the claimed node can answer; of a sandbox that was declared failed nobody will.
+
+        Raises NodeLost while its node is away with the sandbox on it: it may still run there.
+        """
+        node = ids.node_of(claim.sandbox)
+        record = await self._registry.get(claim.project, claim.sandbox)
+        if record is not None and record.fenced:
+            return False
         try:
-            await self._placer.alive(ids.node_of(claim.sandbox))
+            await self._placer.alive(node)
         except NodeLost:
-            if await self._registry.get(claim.project, claim.sandbox) is not None:
+            if record is not None:
                 raise
             return False
         return True

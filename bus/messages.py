@@ -105,13 +105,15 @@ class Record(Message):
     changed: int = Field(0, description="grows with each change within an epoch; near unix ms")
     failure: Failure | None = None
     reason: str = ""
+    fenced: bool = Field(default=False, description="declared failed while its node was away: a tombstone")
 
 
 class ListSandboxes(Request):
-    """sandbox.list: the project's sandboxes, the one that changed longest ago first."""
+    """sandbox.list: the project's sandboxes, the one that changed longest ago first; or just `sandbox`."""
 
     state: State | None = None
     job: str | None = None
+    sandbox: str | None = None
     gone: bool = Field(default=False, description="destroyed ones too, for as long as they are remembered")
     limit: int = Field(1000, ge=1, le=1000)
     cursor: Position = Field(0, description="continue at the former page's `cursor`")
@@ -288,6 +290,7 @@ class Heartbeat(Message):
     memory_used: int = Field(description="bytes promised to live sandboxes")
     sandboxes: int
     draining: bool = False
+    offset: int = Field(0, description="milliseconds that the node finds its clock ahead of the broker's")
 
 
 class Announce(Message):
@@ -311,6 +314,58 @@ class PluginHeartbeat(Message):
     busy: int = Field(description="requests in hand")
     requests: int = Field(description="requests dealt with since it began")
     errors: int = Field(description="of those, answered with an error")
+
+
+class Standing(StrEnum):
+    """What the watcher thinks of a node."""
+
+    ALIVE = "alive"
+    SUSPECT = "suspect"
+    FAILED = "failed"
+
+
+class NodeStatus(Message):
+    """A node in the answer of sched.fleet; records of epochs up to `fenced` are failed."""
+
+    node: str
+    standing: Standing
+    epoch: int
+    fenced: int
+    silent: float = Field(description="seconds, of the watcher's own connected time, without a heartbeat")
+    held: bool = Field(
+        default=False, description="due to be failed, but so many at once need the operator's word"
+    )
+    sandboxes: int = 0
+    draining: bool = False
+    offset: int = Field(0, description="milliseconds that its clock is ahead")
+    reason: str = ""
+
+
+class Fleet(Message):
+    """Answer of sched.fleet, by node."""
+
+    nodes: list[NodeStatus]
+
+
+class FailNode(Request):
+    """sched.fail: the operator says that the node is dead; its sandboxes fail now."""
+
+    node: str
+    reason: str = "the operator's word"
+
+
+class DrainNode(Request):
+    """node.drain: take nothing new; `destroy` what is there; `undo`: take work again."""
+
+    destroy: bool = False
+    undo: bool = False
+
+
+class Drained(Message):
+    """Answer of node.drain: how the node is now."""
+
+    draining: bool
+    sandboxes: int
 
 
 class Event(Message):

@@ -7,14 +7,16 @@
 | AUDIT | mutating calls and denials; nothing can be deleted or purged | 90 days |
 | KV_registry | the record of each sandbox, written by its node | an hour longer than it lives |
 | KV_ops | operation ids of creates | 24 h |
-| KV_quota | what each core holds of each limited project's budget | - |
 | KV_jobs | how far each batch is | 7 days after its last change |
 | JOBS | batches to be carried out | until they are done |
+| KV_quota | what each core holds of each limited project's budget | - |
+| KV_nodes | the lives of each node: which counts, which were declared failed | - |
 """
 
 from __future__ import annotations
 
 import shutil
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -39,6 +41,17 @@ _IN_USE, _NO_STORAGE = 10058, 10047
 """JetStream's error codes "name already in use with a different configuration", "insufficient storage"."""
 
 
+def lasting(record: Record) -> dict[str, str]:
+    """Headers of the record's write: a destroyed sandbox can be read for an hour, a failed one, which its
+    node destroys when its time is up, for an hour longer than that; the others have no end."""
+    if record.state is State.DESTROYED:
+        return TOMBSTONE
+    if record.state is State.FAILED:
+        left = max(0.0, record.expires / 1000 - time.time())
+        return {"Nats-TTL": f"{left + HOUR:.0f}s"}
+    return {}
+
+
 def exec_budget(home: Path) -> int:
     """Bytes of EXEC: a quarter of the disk's free space, 20 GiB at most. Reserved when the stream is made."""
     return max(64 * MIB, min(20 * GIB, shutil.disk_usage(home).free // 4))
@@ -52,9 +65,10 @@ def streams(exec_bytes: int) -> list[StreamConfig]:
         _log("AUDIT", max_age=90 * DAY, max_bytes=exec_bytes // 16, deny_delete=True, deny_purge=True),
         _bucket(subjects.REGISTRY_BUCKET, max_age=0.0),
         _bucket(subjects.OPS_BUCKET, max_age=DAY),
-        _bucket(subjects.QUOTA_BUCKET, max_age=0.0),
         _bucket(subjects.JOBS_BUCKET, max_age=7 * DAY),
         _work(),
+        _bucket(subjects.NODES_BUCKET, max_age=0.0),
+        _bucket(subjects.QUOTA_BUCKET, max_age=0.0),
     ]
 
 

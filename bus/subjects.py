@@ -184,6 +184,11 @@ def job_key(project: str, job: str, operation: str) -> str:
     return f"{project}.{check('job', job)}.{operation}"
 
 
+def node_drain(node: str) -> str:
+    """node.drain.<n>: the operator asks a node to take nothing new, or to take work again."""
+    return f"node.drain.{check('node', node)}"
+
+
 def node_heartbeat(node: str) -> str:
     """node.heartbeat.<n>: 1 Hz, not stored."""
     return f"node.heartbeat.{check('node', node)}"
@@ -226,6 +231,10 @@ SCHED_NODES: Final = "sched.nodes"
 """Every node that has been heard of lately, and which of them still live."""
 SCHED_VETO: Final = "sched.veto"
 """A node that vetoes a create gives it back to any core here (docs/adr/0004-veto.md)."""
+SCHED_FLEET: Final = "sched.fleet"
+"""Every node as the watcher sees it: alive, suspect or failed (docs/adr/0007-fencing.md)."""
+SCHED_FAIL: Final = "sched.fail"
+"""The operator's word that a node is dead."""
 QUOTA_BOUNDS: Final = "quota.bounds"
 """Core asks iam what bounds a project (docs/adr/0010-projects-and-quotas.md)."""
 QUOTA_SUBTREE: Final = "quota.subtree"
@@ -241,6 +250,7 @@ STREAMS: Final = {
 REGISTRY_BUCKET: Final = "registry"
 OPS_BUCKET: Final = "ops"
 QUOTA_BUCKET: Final = "quota"
+NODES_BUCKET: Final = "nodes"
 JOBS_BUCKET: Final = "jobs"
 JOBS_CONSUMER: Final = "cores"
 """The durable consumer of JOBS that all cores share."""

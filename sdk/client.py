@@ -32,7 +32,7 @@ from dsec.sdk.exec import Exec
 from dsec.sdk.jobs import Batch, Job, overrides_of
 from dsec.sdk.link import PATIENCE, Link, new_operation
 from dsec.sdk.projects import Principals, Projects
-from dsec.sdk.sandbox import Sandbox
+from dsec.sdk.sandbox import Sandbox, stat
 from dsec.sdk.spec_args import SpecArgs, asked
 from dsec.sdk.watch import Change, listed, watch
 
@@ -188,8 +188,7 @@ class Client:
 
     async def attach(self, sandbox: str) -> Sandbox:
         """A sandbox by its id, from anywhere. Raises BadId, NoSuchSandbox, NodeLost."""
-        subject = self._link.subject("sandbox", "stat", sandbox)
-        return Sandbox(self._link, Record.model_validate(await self._link.call(subject, {})))
+        return Sandbox(self._link, await stat(self._link, sandbox))
 
     async def list(
         self, *, state: State | str | None = None, job: str | None = None

@@ -17,10 +17,18 @@ from typing import Any, Final, Protocol
 import orjson
 
 from dsec.bus import subjects
-from dsec.bus.errors import BrokerDown, DeadlineExceeded, DsecError, NodeLost, Overloaded, TooLarge
+from dsec.bus.errors import (
+    BrokerDown,
+    DeadlineExceeded,
+    DsecError,
+    Failure,
+    NodeLost,
+    Overloaded,
+    TooLarge,
+)
 from dsec.bus.frames import pack_data
 from dsec.bus.handlers import result
-from dsec.bus.messages import VERSION
+from dsec.bus.messages import VERSION, Record, State
 from dsec.bus.transport import Bus
 from dsec.bus.wire import Wire
 
@@ -29,6 +37,7 @@ PATIENCE: Final = 30.0
 ATTEMPT: Final = 5.0
 """Seconds that one attempt waits; answers take milliseconds, so a longer silence means that it was lost."""
 _LEAST: Final = 0.1  # seconds: a shorter attempt says nothing
+_ASIDE: Final = 2.0  # seconds for the registry's word between two attempts
 _UNANSWERED: Final = (BrokerDown, NodeLost, DeadlineExceeded)
 _ERROR_PREFIX: Final = b'{"error":'
 
@@ -124,11 +133,29 @@ class Link:
             length = min(2 * length, longest)
             if isinstance(answer, bytes):
                 return answer
+            await self._unless_lost(subject, answer)
             asked = max(pause, answer.retry_after or 0.0)
             if loop.time() + asked + _LEAST >= until:
                 raise answer
             await asyncio.sleep(asked)
         raise AssertionError("pauses never end")
+
+    async def record(self, sandbox: str, *, patience: float = ATTEMPT) -> Record | None:
+        """The registry's word on a sandbox, for when its node does not answer."""
+        page = await self.call(self.subject("sandbox", "list"), {"sandbox": sandbox}, patience=patience)
+        return Record.model_validate(page["sandboxes"][0]) if page["sandboxes"] else None
+
+    async def _unless_lost(self, subject: str, unanswered: DsecError) -> None:
+        """Raises NodeLost when the sandbox was declared failed: nobody is going to answer."""
+        address = subjects.parse(subject)
+        if not address.sandbox or isinstance(unanswered, (BrokerDown, Overloaded)):
+            return
+        try:
+            record = await self.record(address.sandbox, patience=_ASIDE)
+        except DsecError:  # the node may answer yet
+            return
+        if record is not None and record.state is State.FAILED and record.failure is Failure.INFRA:
+            raise NodeLost(f"{record.sandbox} failed: {record.reason}") from unanswered
 
     async def _attempt(self, subject: str, payload: bytes, timeout: float) -> bytes | DsecError:
         try:

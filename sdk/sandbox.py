@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
 
-from dsec.bus.errors import GoneError, NoSuchExec
+from dsec.bus.errors import DeadlineExceeded, GoneError, NodeLost, NoSuchExec
 from dsec.bus.frames import Kind, is_frame, unpack
 from dsec.bus.ids import check, exec_of
 from dsec.bus.messages import Layer, Record
 from dsec.sdk import transfer
 from dsec.sdk.exec import Exec
 from dsec.sdk.files import Files
-from dsec.sdk.link import Link, new_operation
+from dsec.sdk.link import ATTEMPT, Link, new_operation
 from dsec.sdk.result import Result
 
 SHELL: Final = ("/bin/sh", "-c")
@@ -181,8 +181,12 @@ class Sandbox:
     # -- lifecycle
 
     async def stat(self) -> Record:
-        """The record as its node has it now. Raises NoSuchSandbox, NodeLost."""
-        return await self._updated("stat", {})
+        """The record as its node has it now, or else as the registry has it: `unknown`, or `failed` (infra).
+
+        Raises NoSuchSandbox, NodeLost.
+        """
+        self.record = await stat(self._link, self.id)
+        return self.record
 
     async def pause(self, *, key: str | None = None) -> Record:
         """Freeze every process; repeatable. Raises Unsupported, NoSuchSandbox."""
@@ -218,6 +222,18 @@ class Sandbox:
         subject = self._link.subject("sandbox", verb, self.id)
         self.record = Record.model_validate(await self._link.call(subject, body, op=key))
         return self.record
+
+
+async def stat(link: Link, sandbox: str) -> Record:
+    """See Sandbox.stat."""
+    subject = link.subject("sandbox", "stat", sandbox)
+    try:
+        return Record.model_validate(await link.call(subject, {}, patience=min(ATTEMPT, link.patience)))
+    except (NodeLost, DeadlineExceeded):
+        record = await link.record(sandbox)
+        if record is None:
+            raise
+        return record
 
 
 async def _fed(running: Exec, stdin: bytes) -> Result:

@@ -15,13 +15,17 @@ from dsec.bus.appender import Appender
 from dsec.bus.directget import DirectGet
 from dsec.bus.errors import SpecError
 from dsec.bus.host import Context
+from dsec.bus.registrar import Registrar
 from dsec.bus.transport import Bus
 from dsec.plugins.edge.admission import Capacity
 from dsec.plugins.edge.channels import Channels
+from dsec.plugins.edge.clock import watch_clock
 from dsec.plugins.edge.create import Creator
 from dsec.plugins.edge.descriptors import raise_limit
 from dsec.plugins.edge.ending import Ending
+from dsec.plugins.edge.fencing import DEFAULT, Fencing, Patience
 from dsec.plugins.edge.heartbeat import beat
+from dsec.plugins.edge.jobs import EdgeJobs
 from dsec.plugins.edge.journal import Journal
 from dsec.plugins.edge.node import Node, spools_for
 from dsec.plugins.edge.pipes import Scratch
@@ -40,16 +44,20 @@ class Edge:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def running(cls, bus: Bus, context: Context) -> AsyncIterator[None]:
+    async def running(
+        cls, bus: Bus, context: Context, *, patience: Patience = DEFAULT
+    ) -> AsyncIterator[None]:
         """Serve while the block runs; sandboxes live on after it, unless `context.drain`.
 
         Raises SpecError for an incomplete context, DiskFull, BrokerDown, InfraError.
         """
         raise_limit()
         async with contextlib.AsyncExitStack() as stack:
-            node = await _node(bus, context, stack)
             reader = await stack.enter_async_context(DirectGet.running(bus))
+            node = await _node(bus, context, reader, stack)
             ending = Ending(node)
+            fencing = Fencing(node, ending, patience)
+            await fencing.join()
             channels = Channels(node, ending)
             recovery = Recovery(node, ending, channels, reader)
             await recovery.run()
@@ -59,12 +67,16 @@ class Edge:
             await stack.enter_async_context(Backends.running(node, ending, recovery))
             if context.drain:
                 stack.push_async_callback(ending.drain)
-            await stack.enter_async_context(Service(node, Creator(node, channels), ending).serving())
+            creator = Creator(node, channels)
+            await stack.enter_async_context(Service(node, creator, ending).serving())
+            await stack.enter_async_context(EdgeJobs(node, creator, ending).serving(bus))
             node.tasks.spawn(beat(node), "heartbeat")
+            node.tasks.spawn(fencing.keep(), "fencing")
+            node.tasks.spawn(watch_clock(node), "clock")
             yield
 
 
-async def _node(bus: Bus, context: Context, stack: contextlib.AsyncExitStack) -> Node:
+async def _node(bus: Bus, context: Context, reader: DirectGet, stack: contextlib.AsyncExitStack) -> Node:
     if not (context.node and context.drivers is not None and context.images is not None):
         raise SpecError("an edge needs a node id, drivers and images", field="context")
     home, spools = context.home, spools_for(context.home)
@@ -73,7 +85,8 @@ async def _node(bus: Bus, context: Context, stack: contextlib.AsyncExitStack) ->
     stack.callback(_remove_if_empty, spools)
     journal = await stack.enter_async_context(Journal.opened(home / "journal.db"))
     appender = await stack.enter_async_context(Appender.running(bus))
-    sandboxes = Sandboxes(journal, appender)
+    registrar = await stack.enter_async_context(Registrar.running(appender, reader))
+    sandboxes = Sandboxes(journal, appender, registrar)
     stack.push_async_callback(sandboxes.leave)
     return Node(
         name=context.node,

@@ -35,6 +35,7 @@ class Creator:
     def __init__(self, node: Node, channels: Channels) -> None:
         self._node = node
         self._channels = channels
+        self._staged: set[str] = set()
         self._gates: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(AT_ONCE))
 
     async def create(self, order: NodeCreate) -> bytes:
@@ -54,11 +55,18 @@ class Creator:
         answer: bytes = await asyncio.shield(running)
         return answer
 
+    def abandon(self, project: str, op: str) -> bool:
+        """Whether the create is under way and in no stage yet: then it is cancelled, with nothing left."""
+        key = f"{project}/create/{op}"
+        running = self._node.creating.get(key)
+        return running is not None and key not in self._staged and running.cancel()
+
     async def _once(self, order: NodeCreate, key: str) -> bytes:
         node = self._node
         answered = await node.journal.answered(key)
         if answered is not None:
             return answered
+        epoch = node.journal.epoch
         refuse_away(node, order.spec.backend)
         limits = applied(order.spec, node.backends())
         admit(
@@ -72,16 +80,18 @@ class Creator:
         try:
             async with self._gates[order.spec.backend]:
                 in_time(order)
-                return await self._stages(order, limits, key)
+                self._staged.add(key)
+                return await self._stages(order, limits, key, epoch)
         finally:
+            self._staged.discard(key)
             node.sandboxes.unreserve(order.sandbox)
 
-    async def _stages(self, order: NodeCreate, limits: Limits, key: str) -> bytes:
+    async def _stages(self, order: NodeCreate, limits: Limits, key: str, epoch: int) -> bytes:
         node, sandbox = self._node, order.sandbox
         driver = node.drivers[order.spec.backend]
         async with undoing() as undo:
             await node.journal.intend(sandbox, order.spec.backend)
-            undo.later("the intent", partial(node.journal.forget, sandbox))
+            undo.later("the intent", partial(node.journal.retract, sandbox, key))
             node.keep_secrets(sandbox, order.secrets)
             undo.later("the directories", partial(_forget, node, sandbox))
             undo.later("the rootfs", partial(node.images.release, sandbox))
@@ -90,7 +100,7 @@ class Creator:
             undo.later("the inside", partial(driver.destroy, sandbox))
             handle = await driver.create(Order(sandbox, order.spec, limits), rootfs)
             guest = await self._first_answer(driver, sandbox, undo)
-            record = self._record(order, limits)
+            record = self.record(order, limits, epoch)
             held = node.hold(record, handle, guest)
             undo.later("its files", held.leave)
             answer = ok(record)
@@ -110,14 +120,15 @@ class Creator:
         undo.later("the channel", close)
         return guest
 
-    def _record(self, order: NodeCreate, limits: Limits) -> Record:
+    def record(self, order: NodeCreate, limits: Limits, epoch: int) -> Record:
+        """`epoch` is that of the start: declared failed meanwhile, it is lost like all of that life."""
         now = int(time.time() * 1000)
         return Record(
             sandbox=order.sandbox,
             project=order.project,
             principal=order.principal,
             node=self._node.name,
-            epoch=self._node.journal.epoch,
+            epoch=epoch,
             state=State.RUNNING,
             spec=order.spec,
             applied=limits,

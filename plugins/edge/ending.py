@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from dsec.bus import subjects
 from dsec.bus.driver import Death
 from dsec.bus.errors import DsecError, InfraError, NoSuchSandbox
 from dsec.bus.handlers import ok
-from dsec.bus.messages import State
+from dsec.bus.messages import Record, State
 from dsec.plugins.edge.node import Node
 from dsec.plugins.edge.sandboxes import Sandbox
 
@@ -41,6 +42,26 @@ class Ending:
             sandbox.ending.add_done_callback(lambda task: _ended(sandbox, task))
         await asyncio.shield(sandbox.ending)
 
+    async def lose(self, sandbox: Sandbox, reason: str) -> None:
+        """It was declared failed while the node was away: nothing is left of it. Raises InfraError."""
+        log.warning("%s is destroyed: %s", sandbox.id, reason)
+        sandbox.lost = True
+        await self.destroy(sandbox, reason)
+
+    async def bury(self, record: Record, reason: str) -> None:
+        """Nothing of it is left on the node: have that known, and audited."""
+        node = self._node
+        await node.sandboxes.bury(record, reason)
+        node.audit(
+            "sandbox.lose",
+            record.project,
+            record.principal,
+            subjects.node_heartbeat(node.name),
+            "ok",
+            target=record.sandbox,
+            detail=reason,
+        )
+
     async def destroyed(self, sandbox: str, project: str) -> bytes | None:
         """The answer to a repeated destroy, if there was one."""
         return await self._node.journal.answered(gone_key(project, sandbox))
@@ -52,8 +73,14 @@ class Ending:
             await node.journal.destroying(sandbox.id)
         except InfraError as error:  # a full disk is no reason to keep what fills it
             log.warning("%s is destroyed all the same: %s", sandbox.id, error)
-        sandbox.end()
+        if sandbox.lost:
+            sandbox.forsake()
+        else:
+            sandbox.end()
         await self.sweep(sandbox.id, sandbox.handle.driver)
+        if sandbox.lost:
+            await self.bury(sandbox.record, reason)
+            return
         record = sandbox.record.model_copy(update={"state": State.DESTROYED, "reason": reason})
         await node.journal.forget(sandbox.id, gone_key(record.project, record.sandbox), ok())
         node.sandboxes.remove(sandbox.id)

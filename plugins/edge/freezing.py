@@ -44,6 +44,32 @@ async def resume(sandbox: Sandbox, sandboxes: Sandboxes) -> None:
             await _thaw(sandbox, driver)
 
 
+async def hold(sandbox: Sandbox) -> None:
+    """The node is cut off: freeze what runs without making that its state, and stop its commands' timeouts.
+
+    Repeatable; who has the sandbox in hand just now finishes first, and is caught the next time.
+    """
+    driver = sandbox.driver
+    if sandbox.switching.locked() or sandbox.record.state is not State.RUNNING:
+        return
+    if isinstance(driver, CanPause):
+        async with sandbox.switching:
+            await _freeze(sandbox, driver)
+            for running in sandbox.running.values():
+                running.leader.hold()
+
+
+async def let_go(sandbox: Sandbox) -> None:
+    """Undo `hold`; repeatable."""
+    driver = sandbox.driver
+    if isinstance(driver, CanPause):
+        async with sandbox.switching:
+            if sandbox.record.state is State.RUNNING:
+                await _thaw(sandbox, driver)
+                for running in sandbox.running.values():
+                    running.leader.go_on()
+
+
 @contextlib.asynccontextmanager
 async def frozen(sandbox: Sandbox) -> AsyncIterator[None]:
     """Nothing inside runs meanwhile; a paused or failed sandbox does not anyway."""

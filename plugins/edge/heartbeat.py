@@ -47,6 +47,7 @@ def heartbeat(node: Node) -> Heartbeat:
         memory_used=now.memory,
         sandboxes=now.sandboxes,
         draining=node.draining,
+        offset=node.clock_offset,
     )
 
 
@@ -55,6 +56,7 @@ async def beat(node: Node) -> None:
     subject, changed = subjects.node_heartbeat(node.name), node.sandboxes.changed
     while True:
         changed.clear()
+        await node.open.wait()
         with contextlib.suppress(InfraError):  # not connected: silence is what the watcher needs to hear
             await node.bus.publish(subject, heartbeat(node).model_dump_json().encode())
         await asyncio.sleep(SOONEST)

@@ -137,6 +137,37 @@ class Journal:
         answers = [_answer(key, answer)] if key else []
         await self._do(("DELETE FROM sandboxes WHERE sandbox = ?", (sandbox,)), *answers)
 
+    async def outgrow(self, epoch: int) -> None:
+        """This life is `epoch` from now on; never less than it was."""
+        await self._do(("UPDATE meta SET epoch = max(epoch, ?)", (epoch,)), durable=True)
+        self.epoch = max(self.epoch, epoch)
+
+    async def bury(self, record: Record) -> None:
+        """Nothing is left of a sandbox that was declared failed; no answer promises it any more."""
+        project, sandbox = record.project, record.sandbox
+        await self._do(
+            ("DELETE FROM sandboxes WHERE sandbox = ?", (sandbox,)),
+            (
+                "DELETE FROM answers WHERE key LIKE ? AND instr(answer, CAST(? AS BLOB)) > 0",
+                (f"{project}/create/%", sandbox),
+            ),
+            _answer(f"{project}/lost/{sandbox}", b""),
+            durable=True,
+        )
+
+    async def lost(self) -> dict[str, str]:
+        """The project of each sandbox that was buried within the last `ANSWERS_KEPT` seconds."""
+        rows = await self._do(("SELECT key FROM answers WHERE key LIKE '%/lost/%'", ()))
+        split = (str(row[0]).split("/lost/") for row in rows)
+        return {sandbox: project for project, sandbox in split}
+
+    async def retract(self, sandbox: str, key: str) -> None:
+        """The create was undone, however far it had come: nothing is left of it, nor of its answer."""
+        await self._do(
+            ("DELETE FROM sandboxes WHERE sandbox = ?", (sandbox,)),
+            ("DELETE FROM answers WHERE key = ?", (key,)),
+        )
+
     async def remember(self, key: str, answer: bytes) -> None:
         """Keep the first answer of an operation."""
         await self._do(_answer(key, answer))

@@ -40,6 +40,7 @@ class Leader:
         self._former: list[Exec] = []
         self._ended_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._left: float | None = None
         command.exited.add_done_callback(self._told)
         if entry.timeout is not None:
             left = max(0.0, entry.started + entry.timeout - time.time())
@@ -92,6 +93,18 @@ class Leader:
         for former in self._former:
             former.detach()
         await self.command.release()
+
+    def hold(self) -> None:
+        """The sandbox is frozen by no fault of its own: the timeout does not run on. Repeatable."""
+        if self._timer is not None and self._left is None:
+            self._left = max(0.0, self._timer.when() - asyncio.get_running_loop().time())
+            self._timer.cancel()
+
+    def go_on(self) -> None:
+        """Undo `hold`; repeatable."""
+        if self._left is not None and not self.exited.done():
+            self._timer = asyncio.get_running_loop().call_later(self._left, self._expire)
+        self._left = None
 
     def leave(self) -> None:
         """The node stops: the command goes on without it."""

@@ -49,7 +49,13 @@ class Node:
     sandboxes: Sandboxes
     capacity: Capacity
     draining: bool = False
+    open: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while this life of the node counts: requests are served and heartbeats told (`fencing`)."""
+    clock_offset: int = 0
+    """Milliseconds that this machine's clock is ahead of the broker's."""
     creating: dict[str, asyncio.Task[bytes]] = field(default_factory=dict)
+    coming: dict[str, Record] = field(default_factory=dict)
+    """Records of what batches were promised and is not created yet, or could not be."""
 
     def backends(self) -> dict[str, Info]:
         """What the node's drivers tell of themselves."""

@@ -75,6 +75,7 @@ class Running:
         self._released = released
         self._credit = Credit()
         self._stream: Stream | None = None
+        self._streaming: asyncio.Task[None] | None = None
 
     # --- the start
 
@@ -156,6 +157,12 @@ class Running:
         self.leader.lost()
         self._changed()
 
+    def forsake(self) -> None:
+        """The sandbox was declared failed: whatever the command did is no result, and no end is told."""
+        if self._streaming is not None:
+            self._streaming.cancel()
+        self.leader.leave()
+
     def _changed(self) -> None:
         if self._stream is not None:
             self._stream.wake()
@@ -167,7 +174,8 @@ class Running:
             self.grant(self._log.offset, LEASE)
         self._stream = Stream(self.leader, self._pipes, spool, self._log, self.entry.quota, self._credit)
         self._stream.told_truncated = told_truncated
-        self._desk.tasks.spawn(self._run(self._stream, spool), f"stream of {self.entry.exec}")
+        work = self._run(self._stream, spool)
+        self._streaming = self._desk.tasks.spawn(work, f"stream of {self.entry.exec}")
 
     async def _run(self, stream: Stream, spool: Spool) -> None:
         with spool:

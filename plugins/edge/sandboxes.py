@@ -28,6 +28,7 @@ from dsec.bus.errors import (
     SpecError,
 )
 from dsec.bus.messages import Event, Record, State
+from dsec.bus.registrar import Registrar, tombstone
 from dsec.bus.spec import Limits
 from dsec.plugins.edge.journal import Journal, Row
 from dsec.plugins.edge.running import Desk, Running
@@ -61,6 +62,8 @@ class Sandbox:
     oom_kills: int = 0
     doomed: bool = False
     """A destroy has begun: should it fail, it is tried again."""
+    lost: bool = False
+    """It was declared failed while the node was away: its end is not told as a destroy."""
     ending: asyncio.Task[None] | None = None
     switching: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -96,6 +99,15 @@ class Sandbox:
         self.guest = None
         self.trajectory.close()
 
+    def forsake(self) -> None:
+        """It was declared failed elsewhere: nothing of it is told any more. Repeatable."""
+        for running in self.running.values():
+            running.forsake()
+        if self.guest is not None:
+            self.guest.close()
+        self.guest = None
+        self.trajectory.close()
+
     async def leave(self) -> None:
         """The node stops, and no task of it uses the sandbox any more: inside all goes on. Repeatable."""
         if self.guest is not None:
@@ -108,13 +120,16 @@ class Sandbox:
 class Sandboxes:
     """The table; ids of other projects look as if they did not exist."""
 
-    def __init__(self, journal: Journal, appender: Appender) -> None:
+    def __init__(self, journal: Journal, appender: Appender, registrar: Registrar) -> None:
         self._journal = journal
         self._appender = appender
+        self._registrar = registrar
+        self._lost: dict[str, str] = {}
         self._table: dict[str, Sandbox] = {}
         self.waiting: dict[str, Row] = {}
         """Sandboxes of a former process of the node whose driver runs in its own and is away."""
         self._reserved: dict[str, Limits] = {}
+        self._changes = 0
         self.changed = asyncio.Event()
         """Set when what is promised may have changed; whoever tells it on clears it."""
 
@@ -134,6 +149,7 @@ class Sandboxes:
 
     def get(self, sandbox: str, project: str) -> Sandbox:
         """The project's sandbox, now in use. Raises NoSuchSandbox, NodeLost."""
+        self.check_lost(sandbox, project)
         row = self.waiting.get(sandbox)
         if row is not None and row.record is not None and row.record.project == project:
             raise NodeLost(f"{sandbox} runs, but its driver {row.driver} is away")
@@ -142,6 +158,22 @@ class Sandboxes:
             raise NoSuchSandbox(f"no sandbox {sandbox} in this project", field="sandbox")
         found.used = time.monotonic()
         return found
+
+    def check_lost(self, sandbox: str, project: str) -> None:
+        """Raises NodeLost when it was declared failed while this node was away."""
+        if self._lost.get(sandbox) == project:
+            raise NodeLost(f"{sandbox} was lost: its node was away and was declared failed")
+
+    async def remember_lost(self) -> None:
+        """What former processes of the node had to bury."""
+        self._lost = await self._journal.lost()
+
+    async def bury(self, record: Record, reason: str) -> None:
+        """Nothing is left of a sandbox that was declared failed; those who ask hear so for a day."""
+        self._lost[record.sandbox] = record.project
+        await self._journal.bury(record)
+        self.remove(record.sandbox)
+        self._registrar.put(tombstone(record, reason))
 
     def reserve(self, sandbox: str, limits: Limits) -> None:
         """Promise resources to a sandbox that is being created."""
@@ -193,12 +225,10 @@ class Sandboxes:
         return record
 
     def publish(self, record: Record, what: str) -> None:
-        """Tell registry and events; a destroyed sandbox leaves the registry."""
-        key = f"$KV.{subjects.REGISTRY_BUCKET}.{subjects.registry_key(record.project, record.sandbox)}"
-        if record.state is State.DESTROYED:
-            self._appender.put(key, b"", headers={"KV-Operation": "DEL"})
-        else:
-            self._appender.put(key, record.model_dump_json().encode())
+        """Tell registry and events; a destroyed sandbox stays in the registry for a while."""
+        self._changes = max(int(time.time() * 1000), self._changes + 1)
+        record = record.model_copy(update={"changed": self._changes})
+        self._registrar.put(record, fresh=what == "created")
         event = Event(time=int(time.time() * 1000), record=record)
         self._appender.put(
             subjects.event(what, record.project, record.sandbox), event.model_dump_json().encode()

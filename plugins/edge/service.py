@@ -201,7 +201,10 @@ class Service:
         return self._node.sandboxes.get(call.address.sandbox, call.address.project)
 
     async def stat(self, call: Call, _: Request) -> bytes:
-        """The sandbox's record."""
+        """The sandbox's record, also of one that a batch has still to create."""
+        coming = self._node.coming.get(call.address.sandbox)
+        if coming is not None and coming.project == call.address.project:
+            return ok(coming)
         return ok(self._sandbox(call).record)
 
     async def destroy(self, call: Call, _: Request) -> bytes:

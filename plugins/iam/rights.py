@@ -20,8 +20,9 @@ API: Final = "$JS.API"
 BUCKETS: Final = tuple(
     f"KV_{name}" for name in (subjects.REGISTRY_BUCKET, subjects.OPS_BUCKET, subjects.JOBS_BUCKET)
 )
+NODES: Final = f"KV_{subjects.NODES_BUCKET}"
 QUOTA: Final = f"KV_{subjects.QUOTA_BUCKET}"
-STREAMS: Final = (*subjects.STREAMS, *BUCKETS, QUOTA)
+STREAMS: Final = (*subjects.STREAMS, *BUCKETS, NODES, QUOTA)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,9 @@ def _edge(node: str) -> Rights:
             f"{API}.DIRECT.GET.EXEC.{own[0]}",
             f"{API}.DIRECT.GET.EVENT.{own[1]}",
             f"{API}.DIRECT.GET.KV_{subjects.REGISTRY_BUCKET}.{registry}",
+            # its own life; the entries of others, which the filter in the body may name, hold no secret
+            f"$KV.{subjects.NODES_BUCKET}.{node}",
+            f"{API}.STREAM.MSG.GET.{NODES}",
             *_infos(*STREAMS),
         ),
         subscribe=(
@@ -116,6 +120,7 @@ def _core() -> Rights:
             subjects.SCHED_PLACE,
             subjects.QUOTA_BOUNDS,
             subjects.QUOTA_SUBTREE,
+            subjects.SCHED_FLEET,
             subjects.SCHED_SPREAD,
             subjects.SCHED_NODES,
             f"$KV.{subjects.OPS_BUCKET}.>",
@@ -143,10 +148,21 @@ def _core() -> Rights:
 
 
 def _scheduler() -> Rights:
+    """It places, and as the watcher it declares nodes dead and writes what follows from that."""
     return Rights(
-        publish=("audit.scheduler.>", *_plugin("scheduler")),
+        publish=(
+            "audit.scheduler.>",
+            "event.failed.>",
+            f"$KV.{subjects.NODES_BUCKET}.*",
+            f"$KV.{subjects.REGISTRY_BUCKET}.*.*.*",
+            f"{API}.STREAM.MSG.GET.{NODES}",
+            *_plugin("scheduler"),
+            *_reads(BUCKETS[0], NODES),
+        ),
         subscribe=(
             subjects.SCHED_PLACE,
+            subjects.SCHED_FLEET,
+            subjects.SCHED_FAIL,
             subjects.SCHED_SPREAD,
             subjects.SCHED_NODES,
             subjects.ALL_HEARTBEATS,
@@ -170,10 +186,14 @@ def _journal() -> Rights:
 
 
 def _operator() -> Rights:
-    """Reads everything that is stored, asks every service how it is, asks plugins to drain; no more."""
+    """Reads everything that is stored, asks every service how it is, asks plugins and nodes to drain, gives
+    its word on dead nodes; no more."""
     return Rights(
         publish=(
             "$SRV.>",
+            "node.drain.*",
+            subjects.SCHED_FLEET,
+            subjects.SCHED_FAIL,
             "plugin.drain.*.*",
             f"{API}.STREAM.LIST",
             f"{API}.STREAM.NAMES",

@@ -24,8 +24,10 @@ from dsec.bus.jobs.messages import Spread
 from dsec.bus.messages import Heartbeat, Place
 from dsec.bus.transport import Bus, Received
 from dsec.plugins.scheduler.placement import DEFAULT_ASK, Ask, choose_many
+from dsec.plugins.scheduler.silence import DEFAULT, Patience
 from dsec.plugins.scheduler.spread import apportion
 from dsec.plugins.scheduler.view import View
+from dsec.plugins.scheduler.watcher import Watcher
 
 log = logging.getLogger(__name__)
 QUEUE: Final = "scheduler"
@@ -36,15 +38,18 @@ LISTEN: Final = 1.2
 class Scheduler:
     """Keeps the view and answers."""
 
-    def __init__(self) -> None:
-        self._view = View()
+    def __init__(self, patience: Patience = DEFAULT) -> None:
+        self._view = View(patience.suspect)
         self._rng = random.Random()  # noqa: S311 - dice, not secrets
         self._listened = asyncio.Event()
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def running(cls, bus: Bus, context: Context, *, listen: float = LISTEN) -> AsyncIterator[None]:
-        scheduler = cls()
+    async def running(
+        cls, bus: Bus, context: Context, *, listen: float = LISTEN, patience: Patience = DEFAULT
+    ) -> AsyncIterator[None]:
+        """Place, and watch the nodes, while the block runs."""
+        scheduler = cls(patience)
         heartbeats = await bus.subscribe(subjects.ALL_HEARTBEATS, scheduler.heard)
         timer = asyncio.get_running_loop().call_later(listen, scheduler._listened.set)
         try:
@@ -53,6 +58,7 @@ class Scheduler:
                 serving_internal(bus, subjects.SCHED_PLACE, scheduler.place, queue=QUEUE),
                 serving_internal(bus, subjects.SCHED_SPREAD, scheduler.spread, queue=QUEUE),
                 serving_internal(bus, subjects.SCHED_NODES, scheduler.nodes, queue=QUEUE),
+                Watcher.running(bus, patience),
             ):
                 yield
         finally:

@@ -20,6 +20,8 @@ FORGET: Final = 3600.0
 """Seconds without a heartbeat after which a node is not listed any more."""
 OFFSET: Final = 1000
 """Milliseconds that a node's clock may be off: deadlines are absolute."""
+OFFSETS: Final = 5
+"""Heartbeats by which that is judged: one may be late, the least late of several tells the clock."""
 SETTLE: Final = 0.5
 """Seconds a placement takes to reach its node's books; an earlier heartbeat cannot show it."""
 LOST: Final = 5.0
@@ -41,12 +43,17 @@ class _Node:
     heartbeat: Heartbeat
     backends: frozenset[str]
     seen: float
-    offset: int
+    offsets: deque[int] = field(default_factory=lambda: deque(maxlen=OFFSETS))
     recent: deque[_Placement] = field(default_factory=deque)
     cpu: float = 0.0
     memory: int = 0
     count: int = 0
     told: Candidate | None = None
+
+    @property
+    def offset(self) -> int:
+        """Milliseconds that the clock is ahead: a heartbeat that was late tells less, none tells more."""
+        return max(self.offsets)
 
     def add(self, placement: _Placement) -> None:
         self.recent.append(placement)
@@ -97,9 +104,10 @@ class View:
         if node is not None and heartbeat.epoch < node.heartbeat.epoch:
             return
         if node is None:
-            node = _Node(heartbeat, frozenset(heartbeat.backends), now, 0)
+            node = _Node(heartbeat, frozenset(heartbeat.backends), now)
         node.heartbeat, node.backends = heartbeat, frozenset(heartbeat.backends)
-        node.seen, node.offset, node.told = now, heartbeat.time - unix_ms, None
+        node.seen, node.told = now, None
+        node.offsets.append(heartbeat.time - unix_ms)
         node.drop(now - SETTLE)
         self._nodes[heartbeat.node] = node
         if now - self._pruned >= FORGET:

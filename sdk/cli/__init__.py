@@ -42,6 +42,7 @@ COMMANDS: Final = (
     "image",
     "job",
     "plugin",
+    "node",
     "principal",
     "project",
     "doctor",

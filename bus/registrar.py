@@ -1,0 +1,170 @@
+"""A node's records in the registry: the newest of each sandbox is written, by compare-and-set.
+
+The bucket has no history, so what was overtaken while its predecessor was on the way is never sent. A write
+names the revision it follows: when the watcher has declared the sandbox failed meanwhile, or a later life of
+the node has written, the broker refuses it, however late it is delivered. A refusal is looked into: our own
+write whose acknowledgement was lost is gone on from, a tombstone is left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from dsec.bus import subjects
+from dsec.bus.appender import Appender, Stored
+from dsec.bus.directget import DirectGet
+from dsec.bus.errors import Conflict, Failure, InfraError
+from dsec.bus.messages import Record, State
+from dsec.bus.nodes import EXPECTED
+from dsec.bus.registry import lasting
+
+log = logging.getLogger(__name__)
+
+STREAM: Final = f"KV_{subjects.REGISTRY_BUCKET}"
+TOMBSTONE: Final = "24h"
+"""How long a sandbox that its node lost stays in the registry: calls to it answer `infra` so long."""
+FLUSH: Final = 5.0
+"""Seconds that leaving the block waits for writes under way."""
+PAUSE: Final = 0.3
+
+
+@dataclass(slots=True)
+class _Key:
+    """One sandbox: what is to be written, after which revision (None: it has to be looked up)."""
+
+    wanted: Record
+    revision: int | None
+    busy: bool = False
+
+
+class Registrar:
+    """See the module. Made by `running`; nothing here waits for the broker."""
+
+    def __init__(self, appender: Appender, reader: DirectGet) -> None:
+        self._appender = appender
+        self._reader = reader
+        self._keys: dict[str, _Key] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._idle = asyncio.Event()
+        self._busy = 0
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def running(cls, appender: Appender, reader: DirectGet) -> AsyncIterator[Registrar]:
+        """Leaving waits `FLUSH` seconds for what is not stored, then gives it up."""
+        registrar = cls(appender, reader)
+        try:
+            yield registrar
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FLUSH):
+                    while registrar._busy:
+                        registrar._idle.clear()
+                        await registrar._idle.wait()
+        finally:
+            for task in registrar._tasks:
+                task.cancel()
+            await asyncio.gather(*registrar._tasks, return_exceptions=True)
+
+    @property
+    def busy(self) -> int:
+        """Sandboxes whose newest record is not stored yet."""
+        return self._busy
+
+    def put(self, record: Record, *, fresh: bool = False) -> None:
+        """`record` is the newest of its sandbox; `fresh`: it is also the first."""
+        subject = subject_of(record)
+        key = self._keys.get(subject)
+        if key is None:
+            key = self._keys[subject] = _Key(record, 0 if fresh else None)
+        key.wanted = record
+        if not key.busy:
+            key.busy = True
+            self._busy += 1
+            self._next(subject, key)
+
+    def _next(self, subject: str, key: _Key) -> None:
+        if key.revision is None:
+            self._spawn(self._look(subject, key))
+            return
+        record = key.wanted
+        data, headers = encoded(record)
+        stored = self._appender.put(subject, data, headers={**headers, EXPECTED: str(key.revision)})
+        stored.add_done_callback(partial(self._stored, subject, key, record))
+
+    def _stored(self, subject: str, key: _Key, record: Record, stored: Stored) -> None:
+        error = None if stored.cancelled() else stored.exception()
+        if isinstance(error, Conflict):
+            key.revision = None
+            self._next(subject, key)
+        elif stored.cancelled() or error is not None:
+            self._rest(key)  # the node stops, and the next one writes it; or it can never be stored
+        else:
+            key.revision = stored.result()
+            self._written(subject, key, record)
+
+    def _written(self, subject: str, key: _Key, record: Record) -> None:
+        if key.wanted is not record:
+            self._next(subject, key)
+            return
+        if record.state is State.DESTROYED:
+            self._keys.pop(subject, None)
+        self._rest(key)
+
+    async def _look(self, subject: str, key: _Key) -> None:
+        """Learn the revision to follow, for as long as the broker is away."""
+        while True:
+            try:
+                stored = await self._reader.last(STREAM, subject)
+                break
+            except InfraError as error:
+                log.warning("%s cannot be read, trying again: %s", subject, error)
+                await asyncio.sleep(PAUSE)
+        held = Record.model_validate_json(stored.data) if stored is not None and stored.data else None
+        key.revision = 0 if stored is None else stored.sequence
+        if held is not None and outlived(key.wanted, held):
+            log.warning("%s: the registry keeps what was written after this life", subject)
+            self._keys.pop(subject, None)
+            self._rest(key)
+        elif held == key.wanted:
+            self._written(subject, key, key.wanted)
+        else:
+            self._next(subject, key)
+
+    def _rest(self, key: _Key) -> None:
+        if key.busy:
+            key.busy = False
+            self._busy -= 1
+            self._idle.set()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def tombstone(record: Record, reason: str) -> Record:
+    """The record of a sandbox whose node was declared failed."""
+    lost = {"state": State.FAILED, "failure": Failure.INFRA, "reason": reason, "fenced": True}
+    return record.model_copy(update=lost | {"changed": record.changed + 1})
+
+
+def outlived(mine: Record, held: Record) -> bool:
+    """Whether `held`, in the registry, may not be overwritten by `mine`: a tombstone, or a later life's."""
+    return held.fenced or held.epoch > mine.epoch
+
+
+def subject_of(record: Record) -> str:
+    """Where the record is written."""
+    return f"$KV.{subjects.REGISTRY_BUCKET}.{subjects.registry_key(record.project, record.sandbox)}"
+
+
+def encoded(record: Record) -> tuple[bytes, dict[str, str]]:
+    """Body and headers of a write: what has ended or is lost stays as a tombstone, and expires."""
+    headers = {"Nats-TTL": TOMBSTONE} if record.fenced else lasting(record)
+    return record.model_dump_json().encode(), headers
