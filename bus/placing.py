@@ -92,13 +92,13 @@ class Placer:
         result((await self._asked(data, time.time() + LIVENESS)).data)
 
     def _ask(self, key: Alike) -> None:
-        line = self._lines[key]
-        batch, line.waiting = line.waiting[:MOST], line.waiting[MOST:]
-        batch = [one for one in batch if not one.node.done()]
+        line = self._lines.get(key)
+        if line is None:
+            return
+        waiting = [one for one in line.waiting if not one.node.done()]
+        batch, line.waiting = waiting[:MOST], waiting[MOST:]
         if not batch:
-            line.asked = 0.0
-            if not line.waiting:
-                del self._lines[key]
+            del self._lines[key]
             return
         line.asked = self._loop.time()
         task = asyncio.create_task(self._question(key, line, batch))
@@ -123,7 +123,7 @@ class Placer:
         """Up to `count` nodes."""
         data = place.model_copy(update={"count": count}).model_dump_json().encode()
         answer = result((await self._asked(data, until)).data)
-        return list(answer.get("nodes") or [answer["node"]])
+        return list(answer.get("nodes") or [answer["node"]] * count)  # the latter from an older scheduler
 
     async def _asked(self, data: bytes, until: float) -> Received:
         """A scheduler that dies over the question does not answer it: then another one is asked. One that is

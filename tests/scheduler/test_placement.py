@@ -8,7 +8,17 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsec.plugins.scheduler.placement import BURST, SHARE, Ask, Candidate, Overcommit, choose, fits, under_cap
+from dsec.plugins.scheduler.placement import (
+    BURST,
+    SHARE,
+    Ask,
+    Candidate,
+    Overcommit,
+    choose,
+    choose_many,
+    fits,
+    under_cap,
+)
 
 GIB = 1 << 30
 ONE = Overcommit(cpu=1, memory=1)
@@ -93,4 +103,27 @@ def test_equal_nodes_get_nearly_equal_shares() -> None:
         assert name is not None
         got[name] += 1
         cluster[name] = node(name, used=got[name] * 0.05, recent=got[name])
+    assert max(got.values()) - min(got.values()) <= 20
+
+
+@given(clusters, asks, st.integers(1, 60), st.randoms(use_true_random=False))
+def test_many_at_once_never_promise_more_than_a_node_may(
+    cluster: list[Candidate], ask: Ask, count: int, rng: random.Random
+) -> None:
+    chosen = choose_many(ask, count, cluster, rng, ONE)
+    assert len(chosen) <= count
+    nodes = {one.node: one for one in cluster}
+    for name, times in Counter(chosen).items():
+        one = nodes[name]
+        assert fits(ask, one, ONE)
+        assert one.cpu_used + times * ask.cpu <= one.cpu * (1 + 1e-9)
+        assert one.memory_used + times * ask.memory <= one.memory
+    if any(fits(ask, one, ONE) for one in cluster):
+        assert chosen
+
+
+def test_many_at_once_are_spread_as_evenly_as_one_after_the_other() -> None:
+    cluster = [node(f"n-{i}") for i in range(20)]
+    got = Counter(choose_many(Ask("container", 0.05, 1 << 20), 2000, cluster, random.Random(7)))
+    assert sum(got.values()) == 2000
     assert max(got.values()) - min(got.values()) <= 20
