@@ -77,7 +77,7 @@ class Core:
             claims = Claims(bus, reader)
             quotas = await stack.enter_async_context(Quotas.running(bus, reader, claims))
             core = cls(bus, reader, placer, auditor, claims, quotas)
-            jobs = await stack.enter_async_context(Jobs.running(bus, reader, auditor))
+            jobs = await stack.enter_async_context(Jobs.running(bus, reader, auditor, quotas))
             gate = Gate()
             one_or_many = either(typed(CreateSandbox, core.create), typed(CreateBatch, jobs.create))
             create = chain(one_or_many, gate.around, quotas.pacing, auditor.denials)

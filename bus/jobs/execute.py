@@ -28,6 +28,7 @@ from dsec.bus.errors import (
 )
 from dsec.bus.handlers import result
 from dsec.bus.jobs import scheduling
+from dsec.bus.jobs.charging import Charging
 from dsec.bus.jobs.messages import Batch, BatchOrder, NodeBatch, NodeBatchAnswer, Overrides, Phase, Spread
 from dsec.bus.jobs.plan import Plan, Status
 from dsec.bus.jobs.runs import runs_of
@@ -57,10 +58,11 @@ TELL_EVERY: Final = 0.25
 class Execution:
     """One core's work on one batch; `run` returns when it is done, or another core has it."""
 
-    def __init__(self, bus: Bus, store: Store, order: BatchOrder) -> None:
+    def __init__(self, bus: Bus, store: Store, order: BatchOrder, charging: Charging | None = None) -> None:
         self._bus = bus
         self._store = store
         self._order = order
+        self._charging = charging
         self._asks = asks_of(order.spec, order.overrides)
         self._owner = ids.tail()
         self._excluded: set[str] = set()
@@ -102,6 +104,8 @@ class Execution:
             self._plan.fail(self._plan.numbers(Status.UNPLACED), Cancelled("the batch was cancelled"))
         else:
             await self._place()
+            if self._charging is not None and await self._charging.charge(self._plan, begin_by()):
+                self._dry = 0  # it is not for want of room
         await self._save()  # before any order goes out
         started = time.monotonic()
         await asyncio.gather(*(self._ask(node, numbers) for node, numbers in self._plan.unsettled().items()))
@@ -173,7 +177,8 @@ class Execution:
         order = self._order
         body = NodeBatch(
             op=order.op,
-            deadline=int((time.time() + START_WITHIN) * 1000),
+            deadline=begin_by(),
+            begin_by=(self._charging and self._charging.latest) or begin_by(),
             project=order.project,
             principal=order.principal,
             job=order.job,
@@ -229,6 +234,11 @@ class Execution:
             await self._bus.publish(subjects.job_progress(state.project, state.job), data)
         except DsecError as error:
             log.info("batch %s: progress not told: %s", state.op, error)
+
+
+def begin_by() -> int:
+    """Until when, unix ms, a node may begin what it is asked for now."""
+    return int((time.time() + START_WITHIN) * 1000)
 
 
 def new_batch(order: BatchOrder) -> Batch:

@@ -58,6 +58,7 @@ class NodeBatch(Request):
     spec: dict[str, Any]
     overrides: Overrides
     runs: Runs
+    begin_by: int = Field(description="unix ms; what has not begun by then fails")
     wait: float
     cancel: bool = False
 

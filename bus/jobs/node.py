@@ -228,5 +228,5 @@ def item_of(node: str, order: NodeBatch, number: int) -> Item:
         principal=order.principal,
         sandbox=ids.sandbox_of(node, order.project, order.op, number),
         spec=order.spec if override is None else overridden(order.spec, override),
-        deadline=order.deadline,
+        deadline=order.begin_by,
     )

@@ -76,6 +76,10 @@ class Plan:
         wanted = frozenset(statuses)
         return [number for number, status in enumerate(self._status) if status in wanted]
 
+    def node_of(self, number: int) -> str:
+        """Where a number that has a node lies."""
+        return self._nodes[self._node[number]]
+
     def unsettled(self) -> dict[str, list[int]]:
         """What each node is to be asked about."""
         asked: dict[str, list[int]] = defaultdict(list)

@@ -21,6 +21,7 @@ from dsec.bus.directget import DirectGet
 from dsec.bus.errors import Conflict, DeadlineExceeded, DsecError, GoneError, InfraError
 from dsec.bus.handlers import Call, Handler, decode, ok, result, typed
 from dsec.bus.jobs import scheduling
+from dsec.bus.jobs.charging import Charging, Quotas
 from dsec.bus.jobs.execute import Execution, new_batch
 from dsec.bus.jobs.messages import (
     Batch,
@@ -56,21 +57,26 @@ NAMED: Final = 100
 class Jobs:
     """Core's part in batches and jobs; made by `running`."""
 
-    def __init__(self, bus: Bus, reader: DirectGet, auditor: Auditor, queue: Queue) -> None:
+    def __init__(
+        self, bus: Bus, reader: DirectGet, auditor: Auditor, queue: Queue, quotas: Quotas | None
+    ) -> None:
         self._bus = bus
         self._auditor = auditor
         self._claims = Claims(bus, reader)
         self._store = Store(bus, reader)
         self._queue = queue
+        self._quotas = quotas
         self._gate = asyncio.Semaphore(AT_ONCE)
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def running(cls, bus: Bus, reader: DirectGet, auditor: Auditor) -> AsyncIterator[Jobs]:
+    async def running(
+        cls, bus: Bus, reader: DirectGet, auditor: Auditor, quotas: Quotas | None = None
+    ) -> AsyncIterator[Jobs]:
         """Carry out batches while the block runs; what is left at its end goes to another core."""
         async with contextlib.AsyncExitStack() as stack:
             queues = [await stack.enter_async_context(Queue.running(bus)) for _ in range(BATCHES)]
-            jobs = cls(bus, reader, auditor, queues[0])
+            jobs = cls(bus, reader, auditor, queues[0], quotas)
             workers = [asyncio.create_task(jobs._work(queue)) for queue in queues]
             try:
                 yield jobs
@@ -144,7 +150,8 @@ class Jobs:
         order = decode(BatchOrder, message.data)
         alive = asyncio.create_task(_keep(queue, message))
         try:
-            await Execution(self._bus, self._store, order).run()
+            charging = None if self._quotas is None else Charging(order, self._claims, self._quotas)
+            await Execution(self._bus, self._store, order, charging).run()
         finally:
             alive.cancel()
             await asyncio.gather(alive, return_exceptions=True)

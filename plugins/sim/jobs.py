@@ -53,6 +53,8 @@ class SimJobs:
 
     def failed(self, item: Item, error: DsecError) -> None:
         now = int(time.time() * 1000)
+        told = {"project": item.project, "principal": item.principal, "sandbox": item.sandbox}
+        self._node.note_create(told, error.code, error.message)
         self._tell(item, State.FAILED, failure=error.failure.value, reason=error.message, changed=now)
 
     def _tell(self, item: Item, state: State, **fields: Any) -> None:

@@ -150,9 +150,9 @@ class SimNode:
             await self._veto(order, message.reply, reason)
             return None
         except DsecError as error:
-            self._note_create(order, error.code, error.message)
+            self.note_create(order, error.code, error.message)
             raise
-        self._note_create(order, "ok")
+        self.note_create(order, "ok")
         return b'{"ok":%b}' % record
 
     async def once(self, order: dict[str, Any], key: str) -> bytes:
@@ -228,7 +228,7 @@ class SimNode:
         answer = await self._bus.request(subjects.SCHED_VETO, veto, timeout=min(left, 10.0))
         result(answer.data)
 
-    def _note_create(self, order: dict[str, Any], outcome: str, detail: str = "") -> None:
+    def note_create(self, order: dict[str, Any], outcome: str, detail: str = "") -> None:
         entry = self._audit_create | {
             "time": int(time.time() * 1000),
             "principal": order["principal"],

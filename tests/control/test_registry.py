@@ -17,7 +17,7 @@ from dsec.bus import ids
 from dsec.bus.appender import Appender
 from dsec.bus.errors import GoneError, SpecError
 from dsec.bus.messages import ListSandboxes, Record, Sandboxes, State
-from dsec.bus.registry import Page, ensure, streams
+from dsec.bus.registry import Page, ensure, lasting, streams
 from dsec.bus.spec import GIB
 from dsec.plugins.iam import Iam
 from tests.control.cluster import BookNode, Cluster, now_ms, record
@@ -129,6 +129,23 @@ async def test_a_created_sandbox_is_listed_once_its_node_has_told(cluster: Clust
         sandbox = await cluster.create()
         await node.store(record(sandbox, created=1))
         assert sandbox in {one.sandbox for one in await pages(cluster)}
+
+
+async def test_what_has_ended_expires(cluster: Cluster) -> None:
+    live = record("s-ended-live")
+    now = now_ms() // 1000
+    gone = live.model_copy(update={"state": State.DESTROYED})
+    failed = live.model_copy(update={"state": State.FAILED, "expires": (now + 100) * 1000})
+    assert lasting(live) == {}
+    assert lasting(gone) == {"Nats-TTL": "1h"}
+    assert 3690 <= int(lasting(failed)["Nats-TTL"].rstrip("s")) <= 3701
+    Iam.create_node(cluster.home, "n-ended")
+    async with cluster.connected("n-ended") as wire, Appender.running(wire) as appender:
+        where = "$KV.registry.p-tests.n-ended.s-ended-live"
+        await (await appender.append(where, gone.model_dump_json().encode(), headers={"Nats-TTL": "1s"}))
+        assert live.sandbox in {one.sandbox for one in await pages(cluster, gone=True)}
+        await asyncio.sleep(2.5)
+        assert live.sandbox not in {one.sandbox for one in await pages(cluster, gone=True)}
 
 
 @given(st.integers(0, 30), st.integers(1, 10), st.integers(200, 5000))
