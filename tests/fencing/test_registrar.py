@@ -40,11 +40,13 @@ async def test_of_many_changes_the_newest_is_kept(node: Quiet) -> None:
     assert await node.held(record) == record
 
 
-async def test_a_destroyed_sandbox_leaves_the_registry(node: Quiet) -> None:
+async def test_a_destroyed_sandbox_leaves_a_tombstone_that_expires(node: Quiet) -> None:
     record = of_node("n-reg", "destroyed")
     node.registrar.put(record, fresh=True)
-    node.registrar.put(record.model_copy(update={"state": State.DESTROYED}))
-    assert await node.held(record) is None
+    gone = record.model_copy(update={"state": State.DESTROYED})
+    node.registrar.put(gone)
+    assert await node.held(record) == gone
+    assert encoded(gone)[1] == {"Nats-TTL": "1h"}
 
 
 async def test_a_restarted_node_goes_on_from_what_is_there(cluster: Cluster, node: Quiet) -> None:
