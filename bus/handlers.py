@@ -170,7 +170,7 @@ async def receiving(
         task.add_done_callback(running.discard)
 
     subscription = await bus.subscribe(subject, receive, queue)
-    load.opened(subscription, running)
+    load.opened(subject, subscription, running)
     try:
         yield
     finally:

@@ -60,7 +60,7 @@ class Options:
             raise SpecError("--concurrency must be at least 1", field="concurrency")
 
 
-async def _nothing() -> None:
+async def _nothing(_: float) -> None:
     """A plugin has nobody to tell that it leaves: its subscriptions end."""
 
 
@@ -70,13 +70,13 @@ class Process:
 
     wire: Wire
     service: Service
-    leave: Callable[[], Awaitable[None]] = _nothing
+    leave: Callable[[float], Awaitable[None]] = _nothing
     asked: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def drain(self, within: float) -> int:
         """Take nothing new and finish what runs; how many requests were not finished in time."""
         await announce(self.wire, self.service, "draining")
-        await self.leave()
+        await self.leave(within)
         left = await self.wire.workload.drain(within)
         if left:
             log.warning("%s leaves %d requests unfinished", self.service.id, left)

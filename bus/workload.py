@@ -62,6 +62,7 @@ class Endpoint:
 class _Open:
     """A subscription and the tasks that work on its messages."""
 
+    subject: str
     subscription: Subscription
     tasks: AbstractSet[asyncio.Task[None]]
 
@@ -82,8 +83,10 @@ class Workload:
         """The figures of `subject`; they go on when it is served again."""
         return self.endpoints.setdefault((subject, queue), Endpoint(subject, queue))
 
-    def opened(self, subscription: Subscription, tasks: AbstractSet[asyncio.Task[None]]) -> None:
-        self._open.append(_Open(subscription, tasks))
+    def opened(
+        self, subject: str, subscription: Subscription, tasks: AbstractSet[asyncio.Task[None]]
+    ) -> None:
+        self._open.append(_Open(subject, subscription, tasks))
 
     def closed(self, subscription: Subscription) -> None:
         self._open = [one for one in self._open if one.subscription is not subscription]
@@ -93,20 +96,23 @@ class Workload:
         """Requests in hand, those that wait for the cap included."""
         return sum(len(one.tasks) for one in self._open)
 
-    async def drain(self, within: float) -> int:
-        """Take nothing new and finish what runs; how many requests are left after `within` seconds.
+    async def drain(self, within: float, subject: str = "") -> int:
+        """Take nothing new, of one `subject` or of all, and finish what runs of it.
+
+        Returns how many requests are left after `within` seconds.
 
         The order that a message reaches us and the unsubscribing have in the broker is kept: what it had
         already given to us is worked on, everything later goes to others.
         """
         until = asyncio.get_running_loop().time() + within
-        await asyncio.gather(*(one.subscription.drain() for one in self._open), return_exceptions=True)
-        while tasks := [task for one in self._open for task in one.tasks]:
+        open_ = [one for one in self._open if subject in {"", one.subject}]
+        await asyncio.gather(*(one.subscription.drain() for one in open_), return_exceptions=True)
+        while tasks := [task for one in open_ for task in one.tasks]:
             left = until - asyncio.get_running_loop().time()
             if left <= 0:
                 break
             await asyncio.wait(tasks, timeout=left)
-        return self.busy
+        return sum(len(one.tasks) for one in open_)
 
 
 def workload_of(bus: Bus) -> Workload:

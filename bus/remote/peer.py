@@ -1,7 +1,8 @@
 """The edge's knowledge of one driver in a process of its own, and how it asks it.
 
 Three states: away, present (an instance answers), ready (the edge has let that instance recover its
-sandboxes). A request under way fails as soon as its instance is known to be gone, not at its timeout.
+sandboxes). One that is leaving is asked on, but for creates. A request under way fails as soon as its
+instance is known to be gone, not at its timeout.
 """
 
 from __future__ import annotations
@@ -48,13 +49,10 @@ class Peer:
     @property
     def away(self) -> bool:
         """Whether work that can go elsewhere should."""
-        return not self._ready.is_set()
+        return self.up.leaving or not self._ready.is_set()
 
     def heard(self, up: DriverUp) -> bool:
         """News from the driver; whether it is another instance, which must recover its sandboxes first."""
-        if up.leaving:
-            self.gone("it left")
-            return False
         fresh = up.instance != self.instance
         if fresh and self.instance:
             self.gone("another instance of it answers")
@@ -64,7 +62,7 @@ class Peer:
 
     def silent(self) -> bool:
         """Whether it should have been heard of."""
-        return self._present.is_set() and time.monotonic() - self._heard > SILENCE
+        return bool(self.instance) and time.monotonic() - self._heard > SILENCE
 
     def gone(self, why: str) -> None:
         """The instance is no more: what it was asked fails. Repeatable."""

@@ -2,7 +2,7 @@
 
     async with serve_driver(bus, "n-a", driver, home.path / "container.sock") as served:
         …
-        await served.leave()      # the edge sends nothing new from here on
+        await served.leave(10)    # the edge has new sandboxes made elsewhere from here on
 
 Any `Driver` will do. Requests are worked on in tasks, under the connection's cap.
 """
@@ -25,11 +25,14 @@ from dsec.bus.messages import Message
 from dsec.bus.remote.handover import Desk
 from dsec.bus.remote.messages import About, CreateOrder, DeathBody, DriverUp, HandleBody, Passed
 from dsec.bus.transport import Bus, Received
+from dsec.bus.workload import workload_of
 
 log = logging.getLogger(__name__)
 
 EVERY: Final = 1.0
 """Seconds between two `driver.up`."""
+LINGER: Final = 0.5
+"""Seconds in which the edge opens the channels of what was created last."""
 CONCURRENCY: Final = 64
 
 
@@ -44,6 +47,7 @@ class Served:
         self._leaving = False
         name = driver.info().name
         self._up, self._death = (subjects.driver(verb, node, name) for verb in subjects.DRIVER_NEWS)
+        self._create = subjects.driver("create", node, name)
         self.handlers: dict[str, Callable[[Received], Awaitable[bytes]]] = {
             "info": self.info,
             "create": self.create,
@@ -61,10 +65,13 @@ class Served:
     def _news(self) -> DriverUp:
         return DriverUp.of(self._driver, self._instance, leaving=self._leaving)
 
-    async def leave(self) -> None:
-        """Tell the edge that this process is about to end."""
+    async def leave(self, within: float) -> None:
+        """Have the edge give its creates elsewhere, and finish those in hand: the edge still opens their
+        channels."""
         self._leaving = True
         await self._tell(self._up, self._news())
+        await workload_of(self._bus).drain(within, self._create)
+        await asyncio.sleep(LINGER)
 
     async def beat(self) -> None:
         """Tell that it lives, for as long as it does."""

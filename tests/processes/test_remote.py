@@ -166,7 +166,7 @@ async def test_one_that_leaves_says_so_and_one_that_is_silent_is_noticed(
     async with site.edge():
         async with site.serving() as (_, served):
             await until(lambda: "books" in site.drivers and not site.driver.away, within=3)
-            await served.leave()
+            await served.leave(1)
             await until(lambda: site.driver.away, within=1)
         monkeypatch.setattr(peer, "SILENCE", 0.2)
         async with site.serving():
