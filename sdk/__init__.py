@@ -6,10 +6,14 @@ from dsec.bus.messages import Ended, FileInfo, Layer, Record, State
 from dsec.sdk.client import Client
 from dsec.sdk.exec import Exec
 from dsec.sdk.files import Files
+from dsec.sdk.jobs import Batch, Job, Progress
 from dsec.sdk.result import CommandFailed, Result
 from dsec.sdk.sandbox import Sandbox
+from dsec.sdk.watch import Change
 
 __all__ = [
+    "Batch",
+    "Change",
     "Client",
     "CommandFailed",
     "DsecError",
@@ -18,8 +22,10 @@ __all__ = [
     "Failure",
     "FileInfo",
     "Files",
+    "Job",
     "Kind",
     "Layer",
+    "Progress",
     "Record",
     "Result",
     "Sandbox",

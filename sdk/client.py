@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
@@ -203,7 +203,7 @@ class Client:
                 told.add(record.sandbox)
                 yield record
 
-    def watch(self, *, job: str | None = None) -> AsyncIterator[Change]:
+    def watch(self, *, job: str | None = None) -> AsyncGenerator[Change, None]:
         """The project's sandboxes as they are, then each change of one, until the caller leaves the loop.
 
         Nothing is missed across a broken connection: what a sandbox has come to meanwhile is told as one

@@ -67,7 +67,7 @@ class Known:
         ]
 
 
-async def watch(link: Link, *, job: str | None = None) -> AsyncIterator[Change]:
+async def watch(link: Link, *, job: str | None = None) -> AsyncGenerator[Change, None]:
     """See Client.watch."""
     known = Known()
     events: deque[Change] = deque()

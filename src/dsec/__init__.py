@@ -1,6 +1,8 @@
 """Sandboxes by the thousand for agent-training jobs: what `dsec.sdk` offers, under a short name."""
 
 from dsec.sdk import (
+    Batch,
+    Change,
     Client,
     CommandFailed,
     DsecError,
@@ -9,8 +11,10 @@ from dsec.sdk import (
     Failure,
     FileInfo,
     Files,
+    Job,
     Kind,
     Layer,
+    Progress,
     Record,
     Result,
     Sandbox,
@@ -18,6 +22,8 @@ from dsec.sdk import (
 )
 
 __all__ = [
+    "Batch",
+    "Change",
     "Client",
     "CommandFailed",
     "DsecError",
@@ -26,8 +32,10 @@ __all__ = [
     "Failure",
     "FileInfo",
     "Files",
+    "Job",
     "Kind",
     "Layer",
+    "Progress",
     "Record",
     "Result",
     "Sandbox",
