@@ -8,15 +8,17 @@ but a few, by which the recovery is noticed; what exceeds `most` requests in han
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Final
 
 from dsec.bus.errors import Overloaded
 
-LOW: Final = 0.05
-HIGH: Final = 0.15
+LOW: Final = 0.08
+HIGH: Final = 0.2
 MOST: Final = 1024
 SHARE: Final = 0.95
 """Of requests, that is shed at the most."""
@@ -72,6 +74,11 @@ class Shedder:
         self._average += weight * (now - began - self._average)
         self._last = now
 
+    def pause(self) -> float:
+        """A request is not in hand any more, and not dealt with either; when that was."""
+        self.in_hand -= 1
+        return self._clock()
+
     def _is_over(self) -> bool:
         if not self.in_hand:
             return False
@@ -95,6 +102,35 @@ class Passing:
 
     def __enter__(self) -> None:
         self._began = self._shedder.enter()
+        _PASSING.set(self)
 
     def __exit__(self, *_: object) -> None:
         self._shedder.leave(self._began)
+        _PASSING.set(None)
+
+    def paused(self) -> float:
+        """It is not in hand from now on."""
+        return self._shedder.pause()
+
+    def resumed(self, since: float) -> None:
+        """It is again; the time between does not count."""
+        self._began += self._shedder.enter() - since
+
+
+_PASSING: ContextVar[Passing | None] = ContextVar("passing", default=None)
+
+
+@contextlib.contextmanager
+def aside() -> Iterator[None]:
+    """A request that waits for its own project's sake is not in hand meanwhile: it tells nothing of this
+    process, and others are not shed for it.
+    """
+    passing = _PASSING.get()
+    if passing is None:
+        yield
+        return
+    since = passing.paused()
+    try:
+        yield
+    finally:
+        passing.resumed(since)

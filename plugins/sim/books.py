@@ -15,7 +15,7 @@ from dsec.bus.errors import NoCapacity, NoSuchSandbox
 from dsec.bus.messages import State
 from dsec.bus.spec import Limits
 from dsec.plugins.sim.config import SimConfig
-from dsec.plugins.sim.journal import Past
+from dsec.plugins.sim.journal import Past, packed
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ class Books:
         self._due: list[tuple[float, str]] = []
         for record in past.records.values():
             body = orjson.loads(record) | {"epoch": epoch}
-            held = Held.of(body, orjson.dumps(body), now)
+            held = Held.of(body, packed(body), now)
             held.execs = past.execs.get(held.id, {})
             held.numbers = max(held.execs.values(), default=0)
             self.add(held)

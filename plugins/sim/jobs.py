@@ -7,14 +7,13 @@ import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
 from dsec.bus.errors import DsecError
 from dsec.bus.jobs.members import JobOps
 from dsec.bus.jobs.node import Batches, Item
 from dsec.bus.messages import State
 from dsec.bus.transport import Bus
 from dsec.plugins.sim.books import applied
+from dsec.plugins.sim.journal import packed
 
 if TYPE_CHECKING:
     from dsec.plugins.sim.node import SimNode
@@ -72,7 +71,7 @@ class SimJobs:
             "created": now,
             "expires": now + int(item.spec["ttl"] * 1000),
         }
-        record = orjson.dumps(body | fields)
+        record = packed(body | fields)
         node.tell(item.project, item.sandbox, state.value, record, gone=state is State.FAILED)
 
     # --- Members

@@ -28,6 +28,11 @@ _NO_SPACE: Final = {28, 122}
 """ENOSPC, EDQUOT."""
 
 
+def packed(record: dict[str, Any]) -> bytes:
+    """A record as JSON to be kept: a copy, since what orjson returns holds its whole buffer of 8 KiB."""
+    return memoryview(orjson.dumps(record)).tobytes()
+
+
 @dataclass(slots=True)
 class Past:
     """What a former process acknowledged on one node: records, answers by key, destroyed, execs.
@@ -44,10 +49,10 @@ class Past:
         """Take one line in."""
         match entry["what"]:
             case "create":
-                record = orjson.dumps(entry["record"])
+                record = packed(entry["record"])
                 self.records[entry["record"]["sandbox"]] = self.answers[entry["key"]] = record
             case "change":
-                self.records[entry["record"]["sandbox"]] = orjson.dumps(entry["record"])
+                self.records[entry["record"]["sandbox"]] = packed(entry["record"])
             case "exec":
                 self.execs.setdefault(entry["sandbox"], {})[entry["exec"]] = entry["log"]
             case "gone":

@@ -49,7 +49,7 @@ from dsec.plugins.sim.books import Books, Held, applied
 from dsec.plugins.sim.config import Fate, SimConfig, Verb
 from dsec.plugins.sim.execs import Execs
 from dsec.plugins.sim.jobs import SimJobs
-from dsec.plugins.sim.journal import Journal, Past
+from dsec.plugins.sim.journal import Journal, Past, packed
 
 log = logging.getLogger(__name__)
 
@@ -205,7 +205,7 @@ class SimNode:
             "failure": None,
             "reason": "",
         }
-        record = orjson.dumps(body)
+        record = packed(body)
         await self._journal.append(lines.created(self.node, key, record))
         held = Held.of(body, record, now)
         self._doom(held, add=True)
@@ -391,7 +391,7 @@ class SimNode:
 def changed(record: bytes, **fields: Any) -> bytes:
     """The record with these fields, told as newer."""
     body = orjson.loads(record)
-    return orjson.dumps(body | fields | {"changed": max(int(time.time() * 1000), body.get("changed", 0) + 1)})
+    return packed(body | fields | {"changed": max(int(time.time() * 1000), body.get("changed", 0) + 1)})
 
 
 def _told(held: Held) -> bytes:
