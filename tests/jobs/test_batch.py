@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -139,7 +141,7 @@ async def test_what_no_node_has_room_for_fails_and_vetoes_go_elsewhere(
 async def test_a_cancelled_batch_begins_nothing_more_and_what_runs_runs_on(
     cluster: Cluster, client: Client
 ) -> None:
-    slow = SimConfig(delays={"create": Delay(least=500, most=6000)})
+    slow = SimConfig(delays={"create": Delay(least=500, most=4000)})
     async with nodes(cluster, slow, prefix="slow") as running:
         batch = await client.create_many(80, **SIM)
         await asyncio.sleep(0.5)
@@ -155,7 +157,7 @@ async def test_a_cancelled_batch_begins_nothing_more_and_what_runs_runs_on(
 
 
 async def test_accepted_sandboxes_can_be_read_before_they_run(cluster: Cluster, client: Client) -> None:
-    slow = SimConfig(delays={"create": Delay(least=2500, most=3000)})
+    slow = SimConfig(delays={"create": Delay(least=1800, most=2000)})
     async with nodes(cluster, slow, prefix="pending"):
         batch = await client.create_many(8, **SIM)
         pending = {record.sandbox async for record in client.list(state="pending", job=batch.job)}
@@ -165,6 +167,7 @@ async def test_accepted_sandboxes_can_be_read_before_they_run(cluster: Cluster, 
 
 
 @pytest.mark.kill
+@pytest.mark.slow
 async def test_a_core_killed_in_the_middle_of_a_batch_is_succeeded_and_nothing_is_made_twice(
     tmp_path: Path,
 ) -> None:
@@ -188,3 +191,42 @@ async def test_a_core_killed_in_the_middle_of_a_batch_is_succeeded_and_nothing_i
                 assert len(held(running)) == 400
                 listed = [record.sandbox async for record in client.list(job=batch.job)]
                 assert sorted(listed) == sorted(found)
+
+
+@pytest.mark.kill
+@pytest.mark.slow
+async def test_a_core_that_was_stopped_for_long_finds_its_batch_in_other_hands(tmp_path: Path) -> None:
+    slow = SimConfig(delays={"create": Delay(least=200, most=5000)})
+    async with (
+        Cluster.running(tmp_path, cores=0) as cluster,
+        nodes(cluster, slow, prefix="stop") as running,
+        core_process(cluster) as first,
+        client_of(cluster) as client,
+    ):
+        creating = asyncio.create_task(client.create_many(200, **SIM))
+        await until(lambda: bool(held(running)))
+        first.send_signal(signal.SIGSTOP)
+        async with core_process(cluster):
+            await asyncio.sleep(3.5)  # the order goes to the second one
+            first.send_signal(signal.SIGCONT)
+            batch = await creating
+            assert (await batch.wait()).running == 200
+            await asyncio.sleep(1.0)  # what the first one might still do
+            assert sorted(held(running)) == sorted(batch.ids.values())
+
+
+@pytest.mark.kill
+async def test_a_batch_rides_out_a_killed_broker(tmp_path: Path) -> None:
+    slow = SimConfig(delays={"create": Delay(least=200, most=2000)})
+    async with (
+        Cluster.running(tmp_path) as cluster,
+        nodes(cluster, slow, prefix="broker") as running,
+        client_of(cluster) as client,
+    ):
+        creating = asyncio.create_task(client.create_many(200, **SIM))
+        await until(lambda: bool(held(running)))
+        os.kill(cluster.broker.pid, signal.SIGKILL)
+        batch = await creating
+        progress = await batch.wait()
+        assert (progress.running, progress.failed) == (200, 0)
+        assert sorted(held(running)) == sorted(batch.ids.values())
