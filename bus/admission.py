@@ -7,7 +7,8 @@ a sandbox's cost until it has seen the sandbox in the registry. So at any moment
 
 and a grant that keeps this true in the ledger keeps it true everywhere: the ledger changes by
 compare-and-set, and the registry is read after it. A lease counts until its time is up, whatever became of
-its core; then nothing that the core handed out can become a sandbox any more.
+its core; then nothing that the core handed out can become a sandbox any more. A core that did not renew it in
+time has stopped handing out: its lease is cut to what its claims say is still to come.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ SHARE: Final = 8
 """The spare is at most this part of what is left, so that near the limit nobody sits on the rest."""
 BURST: Final = 1.0
 """Seconds of `creates_per_second` that may be saved up."""
+SKEW: Final = 2000
+"""Milliseconds that two cores' clocks may differ, with room to spare."""
 DRAW: Final = 0.1
 """Seconds of it that a core draws at once."""
 
@@ -96,10 +99,15 @@ def limit_of(quota: Quota) -> Amount:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """What one core holds; it counts until `until`, unix ms."""
+    """What one core holds; it counts until `until`. The core hands out before `fresh` only (both unix ms).
+
+    `since`: no claim that it answers for is older than this sequence of the claims.
+    """
 
     held: Amount
     until: int
+    fresh: int = 0
+    since: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +146,27 @@ def wish(reserved: Amount, waiting: Amount, largest: Amount, most: Amount) -> Am
     return (needed + spare).least(most).most(reserved)
 
 
-def hold(ledger: Ledger, core: str, held: Amount, until: int, *, now: int) -> Ledger:
-    """The ledger in which `core` holds `held`; leases that are over, and empty ones, are gone."""
-    leases = {name: lease for name, lease in ledger.leases.items() if lease.until > now and name != core}
-    if held != NOTHING:
-        leases[core] = Lease(held, until)
+def hold(ledger: Ledger, core: str, lease: Lease, *, now: int) -> Ledger:
+    """The ledger in which `core` has `lease`; leases that are over, and empty ones, are gone."""
+    leases = {name: one for name, one in ledger.leases.items() if one.until > now and name != core}
+    if lease.held != NOTHING:
+        leases[core] = lease
     return replace(ledger, leases=leases)
+
+
+def silent(ledger: Ledger, core: str, *, now: int) -> dict[str, Lease]:
+    """Leases of other cores that were not renewed for so long that nothing is handed out under them."""
+    return {
+        name: lease
+        for name, lease in ledger.leases.items()
+        if name != core and lease.fresh + SKEW <= now < lease.until
+    }
+
+
+def cut(ledger: Ledger, core: str, to: Amount, *, now: int) -> Ledger:
+    """The ledger in which a silent core holds at most `to`: what it has handed out and is not registered."""
+    lease = ledger.leases[core]
+    return hold(ledger, core, replace(lease, held=lease.held.least(to)), now=now)
 
 
 def draw(ledger: Ledger, waiting: int, rate: float, *, now: float) -> tuple[Ledger, int, float]:
@@ -171,7 +194,7 @@ class Purse:
         self.grace = grace
         self.held = NOTHING
         self.reserved = NOTHING
-        self.until = 0
+        self.until = self.fresh = 0
         self._costs: dict[str, Amount] = {}
 
     @property
@@ -184,8 +207,8 @@ class Purse:
         return self.held - self.reserved
 
     def reserve(self, charge: str, cost: Amount, *, now: int) -> bool:
-        """Hand `cost` out, if it is held and the lease has time left."""
-        if now >= self.latest or cost.over(self.free):
+        """Hand `cost` out, if it is held, and the lease is fresh and has time left."""
+        if now >= min(self.fresh, self.latest) or cost.over(self.free):
             return False
         self._costs[charge] = cost
         self.reserved += cost
@@ -201,10 +224,14 @@ class Purse:
         """No sandbox can come of it any more: it is free again. Repeatable."""
         self.reserved -= self._costs.pop(charge, NOTHING)
 
-    def granted(self, change: Amount, until: int) -> None:
+    def given_up(self, change: Amount) -> None:
+        """Hold so much less (`change` is negative) from now on, whether the ledger learns of it or not."""
+        self.held += change
+
+    def granted(self, change: Amount, lease: Lease) -> None:
         """The ledger has it; what was registered meanwhile has been taken off already."""
         self.held += change
-        self.until = until
+        self.until, self.fresh = lease.until, lease.fresh
 
     def lapse(self) -> None:
         """The lease is over, and with it the deadline of everything that was handed out under it."""

@@ -11,13 +11,28 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, Protocol
 
-from dsec.bus.admission import NOTHING, Amount, Ledger, Purse, draw, hold, limit_of, room, wish
+from dsec.bus.admission import (
+    NOTHING,
+    Amount,
+    Lease,
+    Ledger,
+    Purse,
+    cut,
+    draw,
+    hold,
+    limit_of,
+    room,
+    silent,
+    wish,
+)
 from dsec.bus.admission_ledgers import Ledgers
 from dsec.bus.admission_usage import Usage
+from dsec.bus.claims import Cover
 from dsec.bus.errors import DsecError, Overloaded, QuotaExceeded
 from dsec.bus.projects import Quota
+from dsec.bus.shedding import aside
 
 PATIENCE: Final = 0.5
 """Seconds that a create waits for what other cores hold and may give back."""
@@ -29,12 +44,13 @@ RETRY_AFTER: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Unix-clock milliseconds: how long a lease counts, and how late after its deadline a sandbox may be
-    registered. A create under a quota has at most `lease - grace`, less what of the lease has passed.
+    """Milliseconds: how long a lease counts, how late after its deadline a sandbox may be registered, and how
+    long a core hands out without renewing. An order must begin within `lease - grace`, less what has passed.
     """
 
     lease: int = 300_000
     grace: int = 60_000
+    fresh: int = 3000
 
 
 @dataclass(slots=True)
@@ -51,6 +67,18 @@ class _Waiting:
         return not self.taken.done()
 
 
+class Answers(Protocol):
+    """What cores, this one and others, answer for: their claims' covers."""
+
+    def since(self) -> int:
+        """No claim that this core answers for is older than this sequence of the claims."""
+        ...
+
+    async def covers(self, project: str, since: int) -> list[tuple[str, Cover]]:
+        """Sandboxes and covers of the project's claims."""
+        ...
+
+
 class Budget:
     """`subtree` tells the projects that the quota bounds. Methods raise BrokerDown, DeadlineExceeded too."""
 
@@ -61,6 +89,7 @@ class Budget:
         ledgers: Ledgers,
         usage: Usage,
         terms: Terms,
+        answers: Answers,
         subtree: Callable[[], Awaitable[frozenset[str]]],
     ) -> None:
         self.name = name
@@ -72,6 +101,7 @@ class Budget:
         self._ledgers = ledgers
         self._usage = usage
         self._terms = terms
+        self._answers = answers
         self._subtree = subtree
         self._listed: frozenset[str] = frozenset()
         self._below: frozenset[str] | None = None
@@ -79,7 +109,8 @@ class Budget:
         self._waiting: deque[_Waiting] = deque()
         self._tokens, self._drawn, self._dry = 0, 0.0, 0.0
         self._thirst = 0
-        self._served = 0.0
+        self._told = NOTHING
+        self._served = self._cut = 0.0
         self._turn = asyncio.Lock()
 
     @property
@@ -90,7 +121,8 @@ class Budget:
     @property
     def idle(self) -> bool:
         """Whether nothing is held and nobody waits."""
-        return self.purse.held == NOTHING and not self._waiting and not self._thirst
+        held = self._told.most(self.purse.held)  # what the ledger says may be old
+        return held == NOTHING and not self._waiting and not self._thirst
 
     # --- what a create takes
 
@@ -108,11 +140,12 @@ class Budget:
         waiting = _Waiting(charge, project, cost, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         try:
-            while waiting.pending:
-                async with self._turn:
-                    if self._due(waiting):
-                        await self._serve()
-                await asyncio.wait([waiting.taken], timeout=PAUSE)
+            with aside():
+                while waiting.pending:
+                    async with self._turn:
+                        if self._due(waiting):
+                            await self._serve()
+                    await asyncio.wait([waiting.taken], timeout=PAUSE)
             waiting.taken.result()
         finally:
             waiting.taken.cancel()
@@ -131,9 +164,10 @@ class Budget:
         if self._parched():
             self._thirst += 1
             try:
-                async with self._turn:
-                    if self._parched():
-                        await self._round()
+                with aside():
+                    async with self._turn:
+                        if self._parched():
+                            await self._round()
             finally:
                 self._thirst -= 1
         if not self._tokens:
@@ -156,7 +190,7 @@ class Budget:
 
     async def keep(self) -> None:
         """Give back what is idle or was registered, and renew the lease."""
-        if self.purse.held == NOTHING and self.purse.reserved == NOTHING:
+        if self.idle:
             return
         async with self._turn:
             await self._round()
@@ -209,9 +243,25 @@ class Budget:
             if self.standing:
                 await self._usage.look(projects)
             used = self._usage.of(projects)
-            if await self._write(replace(ledger, projects=projects), used, revision):
+            ledger = await self._without_silent(replace(ledger, projects=projects))
+            if await self._write(ledger, used, revision):
                 self._listed = projects
                 return used
+
+    async def _without_silent(self, ledger: Ledger) -> Ledger:
+        """The ledger in which cores that have died hold what is still to come of them; once a second."""
+        if time.monotonic() - self._cut < IDLE or not (gone := silent(ledger, self._core, now=_now())):
+            return ledger
+        self._cut = time.monotonic()
+        since, coming = min(lease.since for lease in gone.values()), dict.fromkeys(gone, NOTHING)
+        for project in ledger.projects:
+            for sandbox, cover in await self._answers.covers(project, since):
+                late = cover.until + self._terms.grace < _now()
+                if cover.core in coming and not late and not self._usage.knows(sandbox):
+                    coming[cover.core] += Amount(*cover.cost)
+        for core, amount in coming.items():
+            ledger = cut(ledger, core, amount, now=_now())
+        return ledger
 
     async def _counted(self) -> frozenset[str]:
         """The projects below, as of the first round, and those that create since."""
@@ -223,25 +273,29 @@ class Budget:
         now, purse = _now(), self.purse
         held = self._wish(room(ledger, self._core, used, self.quota, now=now))
         after, drawn, pause = self._draw(ledger)
-        until = now + self._terms.lease
+        lease = Lease(held, now + self._terms.lease, now + self._terms.fresh, self._answers.since())
         change = held - purse.held
-        if change == NOTHING and not drawn and not self._thirst and self._settled(ledger, now):
+        if change == NOTHING and not self._thirst and self._settled(ledger, held, now):
             return True
-        purse.granted(change.least(NOTHING), purse.until)  # given up before others may see it
-        after = hold(after, self._core, held, until, now=now)
+        purse.given_up(change.least(NOTHING))  # before others may see it
+        after = hold(after, self._core, lease, now=now)
         if not await self._ledgers.write(self.name, after, revision):
             return False
-        purse.granted(change.most(NOTHING), until)
+        purse.granted(change.most(NOTHING), lease)
+        self._told = held
         if self._thirst:
             self._tokens += drawn
             self._drawn = time.monotonic()
             self._dry = self._drawn + pause
         return True
 
-    def _settled(self, ledger: Ledger, now: int) -> bool:
-        """Whether the ledger already says all that it should: a lease with time left, every project."""
-        fresh = self.purse.held == NOTHING or self.purse.until - now > self._terms.lease * 3 // 4
-        return fresh and ledger.projects == self._listed
+    def _settled(self, ledger: Ledger, held: Amount, now: int) -> bool:
+        """Whether the ledger already says all that it should: what is held, in time, and every project."""
+        mine = ledger.leases.get(self._core)
+        if (NOTHING if mine is None else mine.held) != held or ledger.projects != self._listed:
+            return False
+        self._told = held
+        return held == NOTHING or self.purse.fresh - now > self._terms.fresh * 2 // 3
 
     def _wish(self, most: Amount) -> Amount:
         waiting = NOTHING

@@ -44,9 +44,9 @@ class Ledgers:
 
 
 def ledger_data(ledger: Ledger) -> bytes:
-    """JSON: a lease is `[sandboxes, thousandths of a core, bytes, until in unix ms]`."""
+    """JSON: a lease is `[sandboxes, thousandths of a core, bytes, until, fresh, since]`."""
     leases = {
-        core: [lease.held.sandboxes, lease.held.cpu, lease.held.memory, lease.until]
+        core: [*amount_data(lease.held), lease.until, lease.fresh, lease.since]
         for core, lease in ledger.leases.items()
     }
     body = {"leases": leases, "projects": sorted(ledger.projects), "tokens": ledger.tokens, "at": ledger.at}
@@ -58,8 +58,13 @@ def ledger_in(data: bytes) -> Ledger:
     if not data:
         return Ledger()
     body = orjson.loads(data)
-    leases = {core: Lease(Amount(*held), until) for core, (*held, until) in body["leases"].items()}
+    leases = {core: Lease(Amount(*told[:3]), *told[3:]) for core, told in body["leases"].items()}
     return Ledger(leases, frozenset(body["projects"]), body["tokens"], body["at"])
+
+
+def amount_data(amount: Amount) -> list[int]:
+    """What `Amount(*…)` reads."""
+    return [amount.sandboxes, amount.cpu, amount.memory]
 
 
 def _subject(project: str) -> str:

@@ -24,6 +24,8 @@ from dsec.bus.transport import Bus
 _STREAM: Final = f"KV_{subjects.REGISTRY_BUCKET}"
 _ALL: Final = f"$KV.{subjects.REGISTRY_BUCKET}.>"
 _PAGE: Final = 1000
+REMEMBERED: Final = 200_000
+"""Sandboxes that are gone, which are told from those still to come."""
 STALE: Final = 60.0
 """Seconds without a look after which the projects are read anew rather than caught up with."""
 
@@ -41,6 +43,7 @@ class Usage:
         self._next = 0
         self._amounts: dict[str, Amount] = {}
         self._costs: dict[str, Amount] = {}
+        self._ended: dict[str, None] = {}
 
     def of(self, projects: Iterable[str]) -> Amount:
         """What these projects use, as of the last look."""
@@ -50,8 +53,8 @@ class Usage:
         return total
 
     def knows(self, sandbox: str) -> bool:
-        """Whether the registry had a record of it at the last look."""
-        return sandbox in self._costs
+        """Whether the registry has, or lately had, a record of it, as of the last look."""
+        return sandbox in self._costs or sandbox in self._ended
 
     async def look(self, projects: Iterable[str]) -> None:
         """See at least what the registry holds now, of `projects` and of those that were followed before.
@@ -105,7 +108,14 @@ class Usage:
         self._amounts[project] = used - self._costs.pop(sandbox, NOTHING) + (cost or NOTHING)
         if cost is not None:
             self._costs[sandbox] = cost
+        else:
+            self._remember(sandbox)
         self._registered(sandbox)
+
+    def _remember(self, sandbox: str) -> None:
+        self._ended[sandbox] = None
+        if len(self._ended) > REMEMBERED:
+            del self._ended[next(iter(self._ended))]
 
     async def _end(self) -> int:
         """The last sequence of the registry."""

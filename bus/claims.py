@@ -8,7 +8,7 @@ core of an older version that died before it placed; whoever sees it places for 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import orjson
 
@@ -19,23 +19,31 @@ from dsec.bus.transport import Bus, Received
 
 _STREAM: Final = f"KV_{subjects.OPS_BUCKET}"
 _EXPECTED: Final = "Nats-Expected-Last-Subject-Sequence"
+PAGE: Final = 1000
+PAGE_BYTES: Final = 1 << 22
 _WRONG_REVISION: Final = {10071, 10164}
 """JetStream's error codes for a lost compare-and-set."""
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """`digest` tells the request apart; `sandbox` is what the key stands for.
+class Cover:
+    """`core` answers in the quotas of the project for `cost` of the sandbox, `until` then (unix ms)."""
 
-    `until`, unix ms: so long a core answers for the sandbox in the quotas of its project; 0 without quotas.
-    """
+    core: str
+    until: int
+    cost: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """`digest` tells the request apart; `sandbox` is what the key stands for."""
 
     project: str
     operation: str
     digest: str
     sandbox: str = ""
     revision: int = 0
-    until: int = 0
+    cover: Cover | None = None
 
 
 class Claims:
@@ -53,7 +61,7 @@ class Claims:
             return None
         body = orjson.loads(stored.data)
         return Claim(
-            project, operation, body["digest"], body["sandbox"], stored.sequence, body.get("until", 0)
+            project, operation, body["digest"], body["sandbox"], stored.sequence, _cover(body.get("cover"))
         )
 
     async def claim(self, project: str, operation: str, digest: str, sandbox: str = "") -> Claim:
@@ -83,20 +91,35 @@ class Claims:
             raise InfraError("the claim on the key was lost; send the request again")
         return settled
 
-    async def renew(self, claim: Claim, *, until: int) -> Claim | None:
-        """The claim with another `until`; None when somebody else has changed it."""
-        return await self._write(replace(claim, until=until))
+    async def covered(self, claim: Claim, cover: Cover | None) -> Claim | None:
+        """The claim with another cover; None when somebody else has changed it."""
+        return await self._write(replace(claim, cover=cover))
+
+    async def covers(self, project: str, since: int) -> list[tuple[str, Cover]]:
+        """Sandboxes and covers of the project's claims from stream sequence `since` on."""
+        found: list[tuple[str, Cover]] = []
+        while True:
+            batch = await self._reader.batch(
+                _STREAM, f"$KV.{subjects.OPS_BUCKET}.{project}.>", since, count=PAGE, max_bytes=PAGE_BYTES
+            )
+            for body in (orjson.loads(stored.data) for stored in batch.messages if stored.data):
+                cover = _cover(body.get("cover"))
+                if cover is not None:
+                    found.append((body["sandbox"], cover))
+            if not batch.pending or not batch.messages:
+                return found
+            since = batch.messages[-1].sequence + 1
 
     async def _write(self, claim: Claim) -> Claim | None:
         """Compare-and-set; None when the entry has another revision than the claim's."""
-        told = {"until": claim.until} if claim.until else {}
-        value = orjson.dumps({"digest": claim.digest, "sandbox": claim.sandbox} | told)
+        body = {"digest": claim.digest, "sandbox": claim.sandbox}
+        value = orjson.dumps(body | ({"cover": claim.cover} if claim.cover else {}))
         subject = _subject(claim.project, claim.operation)
-        body = answer_of(await self._put(subject, value, {_EXPECTED: str(claim.revision)}))
-        error = body.get("error")
+        answer = answer_of(await self._put(subject, value, {_EXPECTED: str(claim.revision)}))
+        error = answer.get("error")
         if error is None:
             return Claim(
-                claim.project, claim.operation, claim.digest, claim.sandbox, int(body["seq"]), claim.until
+                claim.project, claim.operation, claim.digest, claim.sandbox, int(answer["seq"]), claim.cover
             )
         if error.get("err_code") in _WRONG_REVISION:
             return None
@@ -108,6 +131,10 @@ class Claims:
             return await self._bus.request(subject, value, timeout=TIMEOUT, headers=headers)
         except (BrokerDown, DeadlineExceeded, NodeLost):
             return await ask(self._bus, subject, value, headers)
+
+
+def _cover(told: dict[str, Any] | None) -> Cover | None:
+    return None if told is None else Cover(told["core"], told["until"], tuple(told["cost"]))
 
 
 def _subject(project: str, operation: str) -> str:

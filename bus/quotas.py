@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import logging
 import time
@@ -26,9 +27,9 @@ from dsec.bus import subjects
 from dsec.bus.admission import Amount, amount_of
 from dsec.bus.admission_bounds import Boundaries
 from dsec.bus.admission_budget import Budget, Terms
-from dsec.bus.admission_ledgers import Ledgers
+from dsec.bus.admission_ledgers import Ledgers, amount_data
 from dsec.bus.admission_usage import Usage
-from dsec.bus.claims import Claim, Claims
+from dsec.bus.claims import Claim, Claims, Cover
 from dsec.bus.directget import DirectGet
 from dsec.bus.errors import DsecError, Overloaded, SpecError
 from dsec.bus.handlers import Call, Handler
@@ -51,13 +52,17 @@ DEFAULT_TERMS: Final = Terms()
 
 @dataclass(eq=False, slots=True)
 class _Charge:
-    """What one create has taken, and until when (unix ms) its sandbox may begin to be."""
+    """What one create has taken, and until when (unix ms) its sandbox may begin to be.
+
+    `written`: others may know from the claim that this core answers for it, so it does.
+    """
 
     key: str
     claim: Claim
     cost: Amount
     deadline: int
     budgets: list[Budget] = field(default_factory=list)
+    written: bool = False
     since: float = field(default_factory=time.monotonic)
 
 
@@ -78,6 +83,7 @@ class Quotas:
         self._sandboxes: dict[str, _Charge] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._connected = time.monotonic()
+        self._latest = 0
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -126,18 +132,20 @@ class Quotas:
         budgets = [budget for budget in await self._bounding(claim.project) if budget.standing]
         if not budgets or await self._counted(claim):
             return claim, deadline
-        if claim.until > _now():
-            return await self._answer_for(claim, claim.until), min(deadline, claim.until)
+        if claim.cover is not None and claim.cover.until > _now():
+            return await self._cover(claim, claim.cover), min(deadline, claim.cover.until)
         _told(spec.limits, budgets)
-        charge = _Charge(f"{next(self._numbers)}", claim, amount_of(spec.limits), deadline)
+        charge = _Charge(str(next(self._numbers)), claim, amount_of(spec.limits), deadline)
+        self._charges[charge.key] = charge
         try:
             for budget in budgets:
                 await self._take(charge, budget)
-            charge.claim = await self._answer_for(claim, charge.deadline)
+            await self._answer_for(charge)
         except BaseException:
-            self._drop(charge)
+            if not charge.written:
+                self._drop(charge)
             raise
-        self._charges[charge.key] = self._sandboxes[claim.sandbox] = charge
+        self._sandboxes[claim.sandbox] = charge
         return charge.claim, charge.deadline
 
     async def _take(self, charge: _Charge, budget: Budget) -> None:
@@ -149,17 +157,46 @@ class Quotas:
 
     async def _counted(self, claim: Claim) -> bool:
         """Whether the registry has the sandbox of a create that was charged before."""
-        if not claim.until:
+        if claim.cover is None:
             return False
         await self._usage.look([claim.project])
         return self._usage.knows(claim.sandbox)
 
-    async def _answer_for(self, claim: Claim, until: int) -> Claim:
-        """The claim with word of the charge; so two cores do not both believe that they were first."""
-        renewed = await self._claims.renew(claim, until=until)
-        if renewed is None:
+    async def _answer_for(self, charge: _Charge) -> None:
+        """Write down that this core answers for the sandbox, while others must believe it.
+
+        Raises Overloaded, and nothing is written, when they may have cut what this core holds.
+        """
+        charge.written = True  # or not: a write whose answer is lost may have been done
+        cover = Cover(self._core, charge.deadline, tuple(amount_data(charge.cost)))
+        try:
+            charge.claim = await self._cover(charge.claim, cover)
+        except Overloaded:
+            charge.written = False
+            raise
+        if any(_now() >= budget.purse.fresh for budget in charge.budgets):
+            charge.written = await self._claims.covered(charge.claim, None) is None
+            raise Overloaded("this core is late with its leases; try again", retry_after=TICK)
+
+    async def _cover(self, claim: Claim, cover: Cover) -> Claim:
+        """The claim with its cover written anew; so two cores do not both believe that they were first."""
+        covered = await self._claims.covered(claim, cover)
+        if covered is None:  # a repeated write finds itself
+            covered = await self._claims.get(claim.project, claim.operation)
+        if covered is None or (covered.sandbox, covered.cover) != (claim.sandbox, cover):
             raise Overloaded("the same key is being created elsewhere; try again", retry_after=TICK)
-        return renewed
+        self._latest = max(self._latest, covered.revision)
+        return covered
+
+    # --- what budgets ask
+
+    def since(self) -> int:
+        """No claim that this core answers for is older than this sequence of the claims."""
+        return min((charge.claim.revision for charge in self._charges.values()), default=self._latest)
+
+    async def covers(self, project: str, since: int) -> list[tuple[str, Cover]]:
+        """Sandboxes and covers of the project's claims."""
+        return await self._claims.covers(project, since)
 
     def _drop(self, charge: _Charge) -> None:
         """No sandbox comes of it: what was taken is free again. Repeatable."""
@@ -174,14 +211,9 @@ class Quotas:
     def _budget(self, name: str, quota: Quota) -> Budget:
         budget = self._budgets.get(name)
         if budget is None:
-            budget = self._budgets[name] = Budget(
-                name,
-                self._core,
-                self._ledgers,
-                self._usage,
-                self._terms,
-                lambda: self._boundaries.subtree(name),
-            )
+            below = functools.partial(self._boundaries.subtree, name)
+            budget = Budget(name, self._core, self._ledgers, self._usage, self._terms, self, below)
+            self._budgets[name] = budget
         budget.quota = quota
         return budget
 
@@ -206,7 +238,7 @@ class Quotas:
 
     async def _failed(self, charge: _Charge) -> None:
         """Free again, unless a repeated create relies on this charge: then its deadline decides."""
-        if await self._claims.renew(charge.claim, until=0) is not None:
+        if await self._claims.covered(charge.claim, None) is not None:
             self._drop(charge)
 
     def _forget(self, charge: _Charge) -> None:

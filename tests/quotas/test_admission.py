@@ -9,14 +9,18 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from dsec.bus.admission import (
     NOTHING,
+    SKEW,
     Amount,
+    Lease,
     Ledger,
     Purse,
     amount_of,
+    cut,
     draw,
     hold,
     limit_of,
     room,
+    silent,
     thousandths,
     wish,
 )
@@ -25,7 +29,7 @@ from dsec.bus.spec import Limits
 
 CORES = st.sampled_from(["c-a", "c-b", "c-c"])
 QUOTA = Quota(sandboxes=7, memory=40)
-LEASE, GRACE = 300, 60
+LEASE, GRACE, FRESH = 100_000, 20_000, 3000
 
 
 @dataclass
@@ -52,6 +56,7 @@ class Core:
     purse: Purse = field(default_factory=lambda: Purse(GRACE))
     seen: int = 0
     round: Round | None = None
+    claimed: list[Order] = field(default_factory=list)
 
 
 class Leasing(RuleBasedStateMachine):
@@ -70,14 +75,24 @@ class Leasing(RuleBasedStateMachine):
     def core(self, name: str) -> Core:
         return self.cores.setdefault(name, Core())
 
-    @rule(name=CORES, memory=st.integers(0, 20), patience=st.integers(1, 200))
+    @rule(name=CORES, memory=st.integers(0, 20), patience=st.integers(1, 60_000))
     def create(self, name: str, memory: int, patience: int) -> None:
         core = self.core(name)
         self.names += 1
         order = Order(f"{name}-{self.names}", name, Amount(1, 0, memory), self.now + patience)
         order.deadline = min(order.deadline, core.purse.latest)
         if core.purse.reserve(order.charge, order.cost, now=self.now):
-            self.orders.append(order)
+            core.claimed.append(order)
+
+    @rule(name=CORES)
+    def write_the_claims_and_order(self, name: str) -> None:
+        core = self.core(name)
+        for order in core.claimed:
+            if self.now < core.purse.fresh:
+                self.orders.append(order)
+            else:
+                core.purse.failed(order.charge)
+        core.claimed = []
 
     @rule(name=CORES)
     def read_the_ledger(self, name: str) -> None:
@@ -106,11 +121,19 @@ class Leasing(RuleBasedStateMachine):
         held = wish(purse.reserved, one.times(waiting), one, most)
         change = held - purse.held
         lower, raised = change.least(NOTHING), change.most(NOTHING)
-        purse.granted(lower, purse.until)
+        purse.given_up(lower)
         if taken.revision == self.revision:
-            self.ledger = hold(taken.ledger, name, held, self.now + LEASE, now=self.now)
+            lease = Lease(held, self.now + LEASE, self.now + FRESH)
+            self.ledger = hold(taken.ledger, name, lease, now=self.now)
             self.revision += 1
-            purse.granted(raised, self.now + LEASE)
+            purse.granted(raised, lease)
+
+    @rule(name=CORES)
+    def cut_the_leases_of_silent_cores(self, name: str) -> None:
+        for silent_one in silent(self.ledger, name, now=self.now):
+            waiting = [order.cost for order in self.orders if order.core == silent_one]
+            self.ledger = cut(self.ledger, silent_one, sum(waiting, NOTHING), now=self.now)
+            self.revision += 1
 
     @precondition(lambda self: self.orders)
     @rule(data=st.data())
@@ -178,11 +201,22 @@ def test_near_the_limit_nobody_keeps_a_spare() -> None:
 
 
 def test_unused_leases_come_back_when_their_time_is_up() -> None:
-    ledger = hold(Ledger(), "c-dead", Amount(5), until=100, now=0)
+    ledger = hold(Ledger(), "c-dead", Lease(Amount(5), 100), now=0)
     quota = Quota(sandboxes=5)
     assert room(ledger, "c-new", NOTHING, quota, now=99) == limit_of(quota) - Amount(5)
     assert room(ledger, "c-new", NOTHING, quota, now=100) == limit_of(quota)
-    assert "c-dead" not in hold(ledger, "c-new", Amount(1), until=200, now=100).leases
+    assert "c-dead" not in hold(ledger, "c-new", Lease(Amount(1), 200), now=100).leases
+
+
+def test_a_lease_that_is_not_renewed_is_cut_to_what_is_still_to_come() -> None:
+    lease = Lease(Amount(5), until=100_000, fresh=3000)
+    ledger = hold(Ledger(), "c-dead", lease, now=0)
+    assert not silent(ledger, "c-new", now=3000 + SKEW - 1)
+    assert not silent(ledger, "c-dead", now=50_000)
+    assert silent(ledger, "c-new", now=3000 + SKEW) == {"c-dead": lease}
+    assert cut(ledger, "c-dead", Amount(2), now=6000).leases["c-dead"].held == Amount(2)
+    assert cut(ledger, "c-dead", Amount(9), now=6000).leases["c-dead"].held == Amount(5)
+    assert not cut(ledger, "c-dead", NOTHING, now=6000).leases
 
 
 @given(
