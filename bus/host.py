@@ -34,7 +34,7 @@ PLUGINS: Final = "dsec.plugins"
 DRIVERS: Final = "dsec.drivers"
 IMAGES: Final = "dsec.images"
 CONTROL_PLANE: Final = ("core", "scheduler", "journal")
-LINGER: Final = 0.001
+LINGER: Final = 0.002
 """Seconds between two writes of core and scheduler: they have messages in every create."""
 _BUSY: Final = {Role.CORE, Role.SCHEDULER}
 STOP_WITHIN: Final = 10.0
