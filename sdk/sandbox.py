@@ -17,12 +17,14 @@ from dsec.bus.messages import Layer, Record
 from dsec.sdk import transfer
 from dsec.sdk.exec import Exec
 from dsec.sdk.files import Files
-from dsec.sdk.link import ATTEMPT, Link, new_operation
+from dsec.sdk.link import Link, new_operation
 from dsec.sdk.result import Result
 
 SHELL: Final = ("/bin/sh", "-c")
 STDIN_AT_ONCE: Final = 256 * 1024
 """Bytes of standard input that travel inside the start request."""
+STAT_PATIENCE: Final = 2.0
+"""Seconds until the registry is asked instead of the node."""
 PACK_PATIENCE: Final = 600.0
 """Seconds; a single attempt is short: the node has a repeated request wait for the first."""
 
@@ -228,7 +230,7 @@ async def stat(link: Link, sandbox: str) -> Record:
     """See Sandbox.stat."""
     subject = link.subject("sandbox", "stat", sandbox)
     try:
-        return Record.model_validate(await link.call(subject, {}, patience=min(ATTEMPT, link.patience)))
+        return Record.model_validate(await link.call(subject, {}, patience=min(STAT_PATIENCE, link.patience)))
     except (NodeLost, DeadlineExceeded):
         record = await link.record(sandbox)
         if record is None:

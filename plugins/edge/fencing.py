@@ -18,15 +18,13 @@ from typing import Final
 
 from dsec.bus.directget import patiently
 from dsec.bus.errors import DsecError, InfraError
-from dsec.bus.messages import Record
 from dsec.bus.nodes import Kept, Nodes, joined
-from dsec.plugins.edge.ending import Ending
+from dsec.plugins.edge.ending import LOST, Ending
 from dsec.plugins.edge.freezing import hold, let_go
 from dsec.plugins.edge.node import Node
 
 log = logging.getLogger(__name__)
 
-LOST: Final = "its node was away and was declared failed"
 SOON: Final = 0.2
 """Seconds between questions of a node that is cut off."""
 
@@ -51,18 +49,12 @@ class Fencing:
         self._patience = patience
         self._nodes = Nodes(node.bus)
         self._contact = _clock()
-        self._fenced = 0
 
     async def join(self) -> None:
-        """Begin a life, and bury what was declared failed before it. Raises BrokerDown, InfraError."""
+        """Begin a life; nothing of a failed one is taken over. Raises BrokerDown, InfraError."""
         node = self._node
         await self._begin(node.journal.epoch)
         await node.sandboxes.remember_lost()
-        for row in await node.journal.rows():
-            if row.record is not None and self._is_fenced(row.record):
-                log.warning("%s was declared failed and is destroyed", row.sandbox)
-                await self._ending.sweep(row.sandbox)
-                await self._ending.bury(row.record, LOST)
         node.open.set()
 
     async def keep(self) -> None:
@@ -108,7 +100,7 @@ class Fencing:
             entry = joined(kept.entry if kept else None, node.name, epoch, int(time.time() * 1000))
             await node.journal.outgrow(entry.epoch)
             if await self._nodes.put(entry, kept.revision if kept else 0):
-                self._fenced, self._contact = entry.fenced, asked
+                node.fenced, self._contact = entry.fenced, asked
                 return
 
     async def _freeze(self, why: str) -> None:
@@ -131,11 +123,9 @@ class Fencing:
 
     async def _lose_fenced(self) -> None:
         """Destroy what was declared failed. What cannot be destroyed now is tried again by the reaper."""
-        doomed = [one for one in self._node.sandboxes if self._is_fenced(one.record) and not one.lost]
+        node = self._node
+        doomed = [one for one in node.sandboxes if one.record.epoch <= node.fenced and not one.lost]
         await _each(self._ending.lose(sandbox, LOST) for sandbox in doomed)
-
-    def _is_fenced(self, record: Record) -> bool:
-        return record.epoch <= self._fenced
 
 
 async def _each(works: Iterable[Coroutine[None, None, None]]) -> None:

@@ -51,6 +51,8 @@ class Node:
     draining: bool = False
     open: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while this life of the node counts: requests are served and heartbeats told (`fencing`)."""
+    fenced: int = 0
+    """Lives of this node up to this one were declared failed, and what is of them is lost."""
     clock_offset: int = 0
     """Milliseconds that this machine's clock is ahead of the broker's."""
     creating: dict[str, asyncio.Task[bytes]] = field(default_factory=dict)

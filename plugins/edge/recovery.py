@@ -17,9 +17,9 @@ from dsec.bus.driver import CountsOom, Death
 from dsec.bus.errors import DsecError, Failure, GoneError, InfraError, NodeLost
 from dsec.bus.frames import Frame, unpack
 from dsec.bus.handlers import ok
-from dsec.bus.messages import State
+from dsec.bus.messages import Record, State
 from dsec.plugins.edge.channels import Channels
-from dsec.plugins.edge.ending import Ending, gone_key
+from dsec.plugins.edge.ending import LOST, Ending, gone_key
 from dsec.plugins.edge.execs import Execs
 from dsec.plugins.edge.freezing import answering
 from dsec.plugins.edge.journal import Phase, Row
@@ -105,6 +105,9 @@ class Recovery:
             log.warning("%s: the node has no backend %s now", row.sandbox, row.handle.driver)
             node.sandboxes.waiting[row.sandbox] = row
             return
+        if row.record.epoch <= node.fenced:
+            await self._bury(row.record, row.handle.driver)
+            return
         record = row.record.model_copy(update={"epoch": node.journal.epoch})
         sandbox = node.hold(record, row.handle, None)
         node.sandboxes.add(sandbox)
@@ -123,6 +126,15 @@ class Recovery:
         except (OSError, ValueError) as error:  # what a former process left of it cannot be used
             log.exception("recovering %s", row.sandbox)
             await self._failed(sandbox, InfraError.during("what is left of it is damaged", error))
+
+    async def _bury(self, record: Record, driver: str) -> None:
+        """Of a life that was declared failed: it is destroyed, and told as lost."""
+        log.warning("%s is destroyed: %s", record.sandbox, LOST)
+        try:
+            await self._ending.sweep(record.sandbox, driver)
+            await self._ending.bury(record, LOST)
+        except DsecError:
+            log.exception("destroying %s; it is tried again at the next start", record.sandbox)
 
     async def _inside(self, sandbox: Sandbox) -> None:
         driver = sandbox.driver

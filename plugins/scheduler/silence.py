@@ -74,17 +74,22 @@ class Silence:
         for node in self._quiet:
             self._quiet[node] += seconds
 
+    def suspects(self) -> int:
+        """How many nodes are suspect."""
+        return sum(map(self.suspect, self._quiet))
+
     def due(self) -> list[str]:
         """The nodes that have been silent for too long, the longest silent first."""
         late = [node for node, quiet in self._quiet.items() if quiet >= self.patience.fail]
         return sorted(late, key=lambda node: -self._quiet[node])
 
 
-def allowed(due: list[str], *, nodes: int, lately: int) -> list[str]:
-    """Those of `due` that may be declared failed: all of them, or none when they are too many at once.
+def allowed(due: list[str], *, silent: int, nodes: int, lately: int) -> list[str]:
+    """Those of `due` that may be declared failed: all of them, or none when too many are silent at once.
 
-    `nodes` are all that live or were declared failed lately, `lately` those of them that were, back or not.
-    Many nodes silent at once are a network that is cut, and failing a part of them would help nobody.
+    `silent`: suspect nodes, the due ones among them, since those who are cut off together are not due in the
+    same moment. `nodes`: all that live or were declared failed lately; `lately`: those of them that were,
+    back or not. Many nodes silent at once are a network that is cut, and failing a part helps nobody.
     """
     most = max(LEAST, int(SHARE * nodes))
-    return due if len(due) + lately <= most else []
+    return due if silent + lately <= most else []

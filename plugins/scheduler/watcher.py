@@ -164,7 +164,7 @@ class Watcher:
         entries = [kept.entry for kept in self._kept.values()]
         lately = sum(entry.failed > after for entry in entries)
         nodes = sum(entry.alive or entry.failed > after for entry in entries)
-        chosen = allowed(due, nodes=nodes, lately=lately)
+        chosen = allowed(due, silent=self._silence.suspects(), nodes=nodes, lately=lately)
         held = frozenset(due) - frozenset(chosen)
         if held and held != self.held:
             log.error("%d nodes are silent: that many at once need the operator's word: %s", len(held), held)

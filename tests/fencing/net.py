@@ -11,7 +11,7 @@ import itertools
 import os
 from collections.abc import AsyncIterator
 
-HUB = "10.213.77"
+HUB = f"10.213.{os.getpid() % 254 + 1}"
 """Of the addresses; the control plane has `.1`, the tests `.2`, nodes the following ones."""
 _numbers = itertools.count()
 

@@ -14,7 +14,7 @@ import pytest
 
 from dsec.bus import subjects
 from dsec.bus.errors import DsecError, Failure, InfraError, NodeLost
-from dsec.bus.messages import Audit, Standing, State
+from dsec.bus.messages import Audit, Drained, Standing, State
 from dsec.sdk import Client, Sandbox
 from tests.fencing import site as sites
 from tests.fencing.beats import beating
@@ -35,6 +35,8 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
 @pytest.fixture
 async def client(site: Site) -> AsyncIterator[Client]:
     """All nodes are well and empty before and after."""
+    for node in NODES:
+        await site.net.join(node)
     await eventually(lambda: everybody(site, Standing.ALIVE), within=20)
     async with site.client() as client:
         yield client
@@ -125,12 +127,15 @@ async def test_a_broker_that_stands_still_for_longer_than_all_patience_fails_not
     sandboxes = await one_on_each(client, "outage")
     lives = {node: status.epoch for node, status in (await site.fleet()).items()}
     async with beating(site, *sandboxes.values()) as beats:
+        timed = asyncio.create_task(sandboxes[NODES[0]].run("sleep 3.5; echo in time", timeout=FREEZE + 2.5))
+        await asyncio.sleep(0.2)
         os.kill(site.broker_pid, signal.SIGSTOP)
         await asyncio.sleep(FAIL + 2)
         stopped = [one.silent for one in beats]
         os.kill(site.broker_pid, signal.SIGCONT)
         assert all(silent > 2 for silent in stopped)
         await eventually(lambda: everybody(site, Standing.ALIVE), within=20)
+        assert (await timed).stdout == "in time\n"  # its timeout stood still while it was frozen
         await asyncio.sleep(0.5)
         assert all(one.silent < 1 for one in beats)
         for sandbox in sandboxes.values():
@@ -164,7 +169,8 @@ async def test_two_of_three_at_once_wait_for_the_operators_word(site: Site, clie
             return fleet[dead].held and fleet[cut_too].held
 
         await eventually(both_are_held, within=FAIL + 6)
-        assert (await sandboxes[dead].stat()).state is State.UNKNOWN
+        held = await sandboxes[dead].stat()
+        assert (held.state, held.failure) == (State.UNKNOWN, None)
         await site.operate("fail", dead, "--reason", "burnt down")
         record = await sandboxes[dead].stat()
         assert (record.state, record.failure, record.reason) == (State.FAILED, Failure.INFRA, "burnt down")
@@ -179,32 +185,44 @@ async def test_two_of_three_at_once_wait_for_the_operators_word(site: Site, clie
     assert (await sandboxes[alive].stat()).state is State.RUNNING
 
 
-async def test_a_node_whose_journal_is_older_than_its_entry_begins_a_later_life(site: Site) -> None:
+async def test_an_agent_that_was_dead_for_too_long_destroys_what_it_left(site: Site, client: Client) -> None:
+    """The watcher dies, too, and its successor fails what died before it came."""
     node = NODES[1]
+    lost = (await one_on_each(client, "agent"))[node]
+    running = await lost.start("sleep 99", detach=True)
     before = (await site.fleet())[node].epoch
-    await site.parts[node].stop()
-    with contextlib.closing(sqlite3.connect(site.home.node(node) / "journal.db")) as journal, journal:
-        journal.execute("UPDATE meta SET epoch = 0")
-    await site.start_edge(node)
-
-    async def lives_on() -> bool:
-        status = (await site.fleet())[node]
-        return status.standing is Standing.ALIVE and status.epoch > before
-
-    await eventually(lives_on, within=10)
-
-
-async def test_a_dead_watchers_successor_fails_what_was_dead_before_it_came(
-    site: Site, client: Client
-) -> None:
-    sandboxes = await one_on_each(client, "watched")
-    node = NODES[2]
-    await site.net.cut(node)
-    await eventually(lambda: standing(site, node, Standing.SUSPECT), within=SUSPECT + 5)
+    await site.parts[node].kill()
     await site.parts.pop("watcher").kill()
     await site.start_watcher()
-    await eventually(lambda: standing(site, node, Standing.FAILED), within=FAIL + 10)
-    assert (await sandboxes[node].stat()).state is State.FAILED
-    await site.net.join(node)
-    await eventually(lambda: standing(site, node, Standing.ALIVE), within=20)
-    await is_told_once(site, sandboxes[node])
+    await eventually(lambda: standing(site, node, Standing.FAILED), within=FAIL + 15)
+    assert site.upper(node, lost.id).exists()
+    with contextlib.closing(sqlite3.connect(site.home.node(node) / "journal.db")) as journal, journal:
+        journal.execute("UPDATE meta SET epoch = 0")  # as a disk that was restored has it
+    await site.start_edge(node)
+    assert not site.upper(node, lost.id).exists()
+    await eventually(lambda: standing(site, node, Standing.ALIVE), within=10)
+    assert (await site.fleet())[node].epoch > before
+    assert (await lost.stat()).state is State.FAILED
+    for call in (lost.run("true"), running.kill(), lost.destroy()):
+        with pytest.raises(NodeLost):
+            await call
+    await is_told_once(site, lost)
+
+
+async def test_a_draining_node_takes_nothing_new_until_that_is_undone(site: Site, client: Client) -> None:
+    node = NODES[0]
+    kept = (await one_on_each(client, "drain"))[node]
+    told = Drained.model_validate_json(await site.operate("drain", node))
+    assert (told.draining, told.sandboxes) == (True, 1)
+
+    async def is_draining(*, wanted: bool) -> bool:
+        return (await site.fleet())[node].draining is wanted
+
+    await eventually(lambda: is_draining(wanted=True), within=5)
+    made = [await client.create(backend="container", image="base") for _ in range(6)]
+    assert node not in {one.record.node for one in made}
+    assert (await kept.run(["echo", "on"])).stdout == "on\n"
+    told = Drained.model_validate_json(await site.operate("drain", node, "--destroy", "--wait"))
+    assert (told.draining, told.sandboxes) == (True, 0)
+    await site.operate("drain", node, "--undo")
+    await eventually(lambda: is_draining(wanted=False), within=5)

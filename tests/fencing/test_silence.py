@@ -83,13 +83,21 @@ def test_a_node_that_is_not_known_is_never_due_and_a_new_one_is_given_time() -> 
     assert silence.due() == []
 
 
-@given(st.integers(0, 400), st.integers(0, 400), st.integers(0, 50))
-def test_no_more_than_a_fifth_or_one_fail_within_a_window(due: int, well: int, lately: int) -> None:
+@given(st.integers(0, 400), st.integers(0, 50), st.integers(0, 400), st.integers(0, 50))
+def test_no_more_than_a_fifth_or_one_fail_within_a_window(
+    due: int, suspect: int, well: int, lately: int
+) -> None:
     nodes = [f"n-{number}" for number in range(due)]
-    total = due + well + lately
-    chosen = allowed(nodes, nodes=total, lately=lately)
+    total = due + suspect + well + lately
+    chosen = allowed(nodes, silent=due + suspect, nodes=total, lately=lately)
     assert chosen in (nodes, [])
     if chosen:
         assert len(chosen) + lately <= max(LEAST, SHARE * total)
-    if due == 1 and lately == 0:
+    if due == 1 and lately == suspect == 0:
         assert chosen == nodes
+
+
+def test_two_of_three_that_are_cut_off_together_wait_though_one_is_due_first() -> None:
+    assert allowed(["n-0"], silent=2, nodes=3, lately=0) == []
+    assert allowed(["n-0"], silent=1, nodes=3, lately=0) == ["n-0"]
+    assert allowed(["n-0"], silent=1, nodes=3, lately=1) == []
