@@ -21,16 +21,15 @@ LINES = commands("docs/operations.md")
 NATS = [
     match for line in LINES if (match := re.search(r"\bnats .*?(req|sub) '([^']+)'(?: '([^']*)')?", line))
 ]
-IDENTITIES = [line for line in LINES if "u-ann" in line or "n-second" in line]
+IDENTITIES = [line for line in LINES if re.search("p-lab|u-ann|n-second", line)]
 KEYS = [line for line in LINES if line.startswith(("cd ", "python3 ", "export "))]
 
 
-async def test_identities_are_made_and_removed_as_told(tmp_path: Path) -> None:
-    assert len(IDENTITIES) == 3
-    made = [(await finished(await shell(line, tmp_path))).strip() for line in IDENTITIES]
-    assert made == [
-        str(tmp_path / "credentials" / name) if name else "" for name in ("u-ann.json", "", "n-second.json")
-    ]
+async def test_identities_are_made_and_removed_as_told(live: platform.Part, home: Path) -> None:
+    assert len(IDENTITIES) == 4
+    made = [(await finished(await shell(line, home))).strip() for line in IDENTITIES]
+    files = [str(home / "credentials" / name) for name in ("u-ann.json", "n-second.json")]
+    assert made == ["p-lab", files[0], "u-ann", files[1]]
 
 
 async def test_the_operators_key_is_extracted_as_told(live: platform.Part, home: Path) -> None:
