@@ -75,8 +75,9 @@ def test_a_machine_is_a_node_only_with_a_backend() -> None:
 
 
 def test_conformance_runs_the_suite_with_the_driver_and_counts() -> None:
-    args = argparse.Namespace(driver="sim", base_image=None, pytest=["-x"])
+    args = argparse.Namespace(driver="sim", base_image=None, own_process=True, pytest=["-x"])
     argv = conformance.argv(args)
+    assert "--own-process" in argv
     assert argv[argv.index("--driver") + 1] == "sim"
     assert argv[-1] == "dsec.sdk.testing.conformance"
     assert conformance.counts("...\n2 failed, 31 passed, 1 error in 3.0s\n") == {
