@@ -110,6 +110,19 @@ class Registry:
             bool(kept) and batch.pending > 0,
         )
 
+    async def on_node(self, project: str, node: str) -> list[Record]:
+        """What the project has on a node, as far as the node has told."""
+        found: dict[str, Record] = {}
+        sequence, more = 1, True
+        while more:
+            subject = _subject(f"{project}.{node}.*")
+            batch = await self._reader.batch(STREAM, subject, sequence, count=PAGE, max_bytes=4 * MIB)
+            records = [record for stored in batch.messages if (record := _record(stored)) is not None]
+            found |= {record.sandbox: record for record in records}
+            more = batch.pending > 0 and bool(batch.messages)
+            sequence = batch.messages[-1].sequence + 1 if batch.messages else sequence
+        return list(found.values())
+
     async def after(self, project: str, sandbox: str) -> int:
         """The sequence that follows the sandbox's record. Raises GoneError when there is none any more."""
         stored = await self._reader.last(STREAM, _subject(subjects.registry_key(project, sandbox)))

@@ -101,9 +101,9 @@ class Batch:
         return progress_of(self._state)
 
     async def cancel(self) -> Progress:
-        """Create no more of the batch's job: what nobody has begun fails as `cancelled`, the rest runs on."""
+        """Create no more of the batch: what nobody has begun fails as `cancelled`, the rest runs on."""
         subject = self._link.subject("job", "cancel", job=self.job)
-        await self._link.call(subject, {})
+        await self._link.call(subject, {"batch": self.key})
         return await self.wait()
 
     async def __aiter__(self) -> AsyncIterator[Sandbox]:

@@ -110,7 +110,7 @@ class Batch(Message):
 
 
 class StatJob(Request):
-    """job.{pause,resume,kill,stat,cancel}. job.stat with `batch`: that Batch instead of a JobStatus."""
+    """job.{pause,resume,kill,stat,cancel}. With `batch`: cancel that one; stat answers it as it is."""
 
     batch: OperationId | None = None
 
@@ -153,8 +153,8 @@ class BatchCounts(Message):
 class JobStatus(Message):
     """Answer of job.{pause,resume,kill,stat,cancel}: the whole job, over all nodes.
 
-    `busy`: sandboxes that the call still works on; ask again. `unreached`: nodes that did not answer, so
-    nothing is known of what they hold. `failed` names sandboxes that the call failed for, some of many.
+    `busy`: sandboxes that the call still works on; ask again. `unreached`: nodes that did not answer and, by
+    the registry, hold something of the job. `failed` names sandboxes that the call failed for, some of many.
     """
 
     job: str

@@ -38,6 +38,8 @@ from dsec.bus.jobs.queue import Queue
 from dsec.bus.jobs.runs import size_of
 from dsec.bus.jobs.store import Kept, Store
 from dsec.bus.jobs.template import digest, parse_batch
+from dsec.bus.messages import State
+from dsec.bus.registry import Registry
 from dsec.bus.transport import Bus, Received
 
 Verb = Literal["pause", "resume", "kill", "stat"]
@@ -50,6 +52,7 @@ ANSWER_WITHIN: Final = 6.0
 """Seconds that a call is held; the client asks again under the same key."""
 POLL: Final = (0.01, 0.2)
 AT_ONCE: Final = 256
+ENDED: Final = frozenset({State.FAILED, State.DESTROYED})
 NAMED: Final = 100
 """Sandboxes that an answer names as failed."""
 
@@ -63,6 +66,7 @@ class Jobs:
         self._bus = bus
         self._auditor = auditor
         self._claims = Claims(bus, reader)
+        self._registry = Registry(reader)
         self._store = Store(bus, reader)
         self._queue = queue
         self._quotas = quotas
@@ -157,10 +161,14 @@ class Jobs:
             await asyncio.gather(alive, return_exceptions=True)
         await queue.done(message)
 
-    async def cancel(self, call: Call, _: StatJob) -> bytes:
-        """What no node has begun of the job's batches is not created any more; what runs, runs on."""
+    async def cancel(self, call: Call, request: StatJob) -> bytes:
+        """What no node has begun of the job's batches, or of this one, is not created any more; what runs,
+        runs on."""
         at = call.address
-        await self._cancel(at.project, at.job)
+        if request.batch is None:
+            await self._cancel(at.project, at.job)
+        else:
+            await self._cancel_batch(await self._store.get(at.project, at.job, request.batch))
         self._auditor.note(at, call.subject, outcome="ok", target=at.job)
         return ok(await self._status(at.project, at.job, {}))
 
@@ -226,6 +234,11 @@ class Jobs:
                 log.info("%s: %s", node, error)
                 return None
 
+    async def _lives_on(self, project: str, job: str, node: str) -> bool:
+        """Whether a node that does not answer may hold something of the job."""
+        records = await self._registry.on_node(project, node)
+        return any(one.spec.job == job and one.state not in ENDED for one in records)
+
     async def _status(self, project: str, job: str, answers: dict[str, NodeJobAnswer | None]) -> JobStatus:
         heard = [answer for answer in answers.values() if answer is not None]
         states = sum((Counter(answer.states) for answer in heard), Counter())
@@ -234,7 +247,11 @@ class Jobs:
             job=job,
             states=dict(states),
             busy=sum(answer.busy for answer in heard),
-            unreached=[node for node, answer in answers.items() if answer is None],
+            unreached=[
+                node
+                for node, answer in answers.items()
+                if answer is None and await self._lives_on(project, job, node)
+            ],
             failed=[one for answer in heard for one in answer.failed][:NAMED],
             batches=[counts(kept.batch) for kept in batches],
         )

@@ -25,6 +25,8 @@ class SimJobs:
     def __init__(self, node: SimNode) -> None:
         self._node = node
         self._batches: Batches
+        self.coming: dict[str, tuple[str, bytes]] = {}
+        """Project and record of what batches were promised and is not created yet, or could not be."""
 
     @contextlib.asynccontextmanager
     async def serving(self, bus: Bus) -> AsyncIterator[None]:
@@ -39,7 +41,10 @@ class SimJobs:
         key = _key(item)
         if key not in self._node.books.answers:
             order = {"op": item.op, "project": item.project, "principal": item.principal}
-            await self._node.once(order | {"sandbox": item.sandbox, "spec": item.spec}, key)
+            try:
+                await self._node.once(order | {"sandbox": item.sandbox, "spec": item.spec}, key)
+            finally:
+                self.coming.pop(item.sandbox, None)
 
     async def made(self, item: Item) -> bool:
         return _key(item) in self._node.books.answers
@@ -72,6 +77,7 @@ class SimJobs:
             "expires": now + int(item.spec["ttl"] * 1000),
         }
         record = packed(body | fields)
+        self.coming[item.sandbox] = item.project, record
         node.tell(item.project, item.sandbox, state.value, record, gone=state is State.FAILED)
 
     # --- Members

@@ -73,6 +73,7 @@ class SimNode:
         self._fate = Fate(config, node)
         self.books = Books(config, journal.past.pop(node, Past()), journal.epoch, time.time())
         self._creating: dict[str, asyncio.Future[bytes]] = {}
+        self._jobs = SimJobs(self)
         self.waiting: set[str] = set()
         """Keys of creates that have not begun to be journalled."""
         self._ending: dict[str, asyncio.Future[None]] = {}
@@ -108,7 +109,7 @@ class SimNode:
             await stack.enter_async_context(
                 serving_internal(bus, subjects.node_create(node), self.create, concurrency=CONCURRENCY)
             )
-            await stack.enter_async_context(SimJobs(self).serving(bus))
+            await stack.enter_async_context(self._jobs.serving(bus))
             tasks = [asyncio.create_task(self._beat()), asyncio.create_task(self._reap())]
             try:
                 yield self
@@ -262,7 +263,10 @@ class SimNode:
         return self.books.get(call.address.sandbox, call.address.project, time.time())
 
     async def stat(self, call: Call, _: Request) -> bytes:
-        """The sandbox's record."""
+        """The sandbox's record, also of one that a batch has still to create."""
+        project, coming = self._jobs.coming.get(call.address.sandbox, ("", b""))
+        if project == call.address.project:
+            return b'{"ok":%b}' % coming
         return _told(self._held(call))
 
     async def destroy(self, call: Call, _: Request) -> bytes:

@@ -43,7 +43,7 @@ def test_a_tenant_never_publishes_into_jetstream_streams_nodes_or_inboxes(
     project: str, principal: str
 ) -> None:
     forbidden = ["$JS.>", "$KV.>", "$SRV.>", "$SYS.>", "_INBOX.>", "exec.stream.>", "event.>", "audit.>"]
-    forbidden += ["node.>", "sched.>", "plugin.>", "guard.>"]
+    forbidden += ["node.>", "sched.>", "plugin.>", "guard.>", "job.order.>", "job.progress.>"]
     for right in tenant(project, principal).publish:
         assert not any(overlap(right, pattern) for pattern in forbidden), right
 
@@ -61,6 +61,7 @@ def test_a_tenant_reaches_only_its_own_project_and_name(
         if other != project:
             assert not overlap(right, f"exec.stream.{other}.>")
             assert not overlap(right, f"event.*.{other}.>")
+            assert not overlap(right, f"job.progress.{other}.>")
         if stranger != principal:
             assert not overlap(right, subjects.inbox(stranger) + ".>")
 

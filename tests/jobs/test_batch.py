@@ -19,7 +19,7 @@ from dsec.bus.errors import (
     Unsupported,
 )
 from dsec.plugins.sim import Delay, Fault, SimConfig
-from dsec.sdk import Client
+from dsec.sdk import Client, State
 from dsec.sdk.link import new_operation
 from tests.control.cluster import Cluster
 from tests.jobs.support import SIM, client_of, core_process, held, nodes, until
@@ -160,6 +160,9 @@ async def test_accepted_sandboxes_can_be_read_before_they_run(cluster: Cluster, 
     slow = SimConfig(delays={"create": Delay(least=1800, most=2000)})
     async with nodes(cluster, slow, prefix="pending"):
         batch = await client.create_many(8, **SIM)
+        read = await asyncio.gather(*(client.attach(one) for one in batch.ids.values()))
+        assert {one.record.state for one in read} == {State.PENDING}
+        await asyncio.sleep(0.3)  # the registry follows
         pending = {record.sandbox async for record in client.list(state="pending", job=batch.job)}
         assert pending == set(batch.ids.values())
         assert (await batch.wait()).running == 8

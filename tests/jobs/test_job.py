@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 
 from dsec.plugins.sim import Delay, SimConfig
@@ -67,3 +68,26 @@ async def test_a_job_is_its_projects_own(cluster: Cluster, client: Client) -> No
                 one.project = "p-stranger"
         assert (await client.job("j-mine").kill()).states == {}
         assert len(held(running)) == 8
+
+
+async def test_a_node_that_is_away_is_told_only_when_it_holds_something_of_the_job(
+    cluster: Cluster, client: Client
+) -> None:
+    async with nodes(cluster, prefix="away", count=2):
+        batch = await client.create_many(6, backend="sim", image="any", job="j-away")
+        await batch.wait()
+        await asyncio.sleep(0.2)
+    status = await client.job("j-away").pause()
+    assert sorted(status.unreached) == ["n-away-0", "n-away-1"]
+    assert (await client.job("j-elsewhere").stat()).unreached == []
+
+
+async def test_one_batch_of_a_job_is_cancelled_without_the_others(cluster: Cluster, client: Client) -> None:
+    slow = SimConfig(delays={"create": Delay(least=1500, most=2500)})
+    async with nodes(cluster, slow, prefix="one"):
+        first = await client.create_many(8, backend="sim", image="any", job="j-two")
+        second = await client.create_many(8, backend="sim", image="any", job="j-two")
+        cancelled = await second.cancel()
+        assert cancelled.failed > 0
+        assert (await first.wait()).running == 8
+        await client.job("j-two").kill()
