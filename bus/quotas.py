@@ -17,7 +17,7 @@ import functools
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
@@ -252,19 +252,20 @@ class Quotas:
             if not self._bus.connected:
                 self._connected = time.monotonic()
                 continue
-            try:
-                await self._keep()
-            except DsecError as error:
-                log.info("quotas: %s", error)
-            except Exception:
-                log.exception("quotas")
+            await self._trying("charges", self._follow_up())
+            for budget in list(self._budgets.values()):
+                await self._trying(budget.name, budget.keep())
+                if budget.idle and time.monotonic() - budget.used > FORGET:
+                    del self._budgets[budget.name]
 
-    async def _keep(self) -> None:
-        await self._follow_up()
-        for budget in list(self._budgets.values()):
-            await budget.keep()
-            if budget.idle and time.monotonic() - budget.used > FORGET:
-                del self._budgets[budget.name]
+    async def _trying(self, what: str, work: Awaitable[None]) -> None:
+        """The next tick tries again; one budget's trouble is not that of the others."""
+        try:
+            await work
+        except DsecError as error:
+            log.info("quotas: %s: %s", what, error)
+        except Exception:
+            log.exception("quotas: %s", what)
 
     async def _follow_up(self) -> None:
         """Charges whose sandbox does not come: placed anew by another core, or never to come any more."""
