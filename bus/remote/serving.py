@@ -154,8 +154,15 @@ async def serve_driver(bus: Bus, node: str, driver: Driver, door: Path) -> Async
                 serving_internal(bus, subject, handler, queue="driver", concurrency=CONCURRENCY)
             )
         news = [asyncio.create_task(work) for work in (served.mourn(), served.beat())]
+        for task in news:
+            task.add_done_callback(_told)
         stack.push_async_callback(_ended, news)
         yield served
+
+
+def _told(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("the driver tells no more news", exc_info=error)
 
 
 async def _ended(tasks: list[asyncio.Task[None]]) -> None:
