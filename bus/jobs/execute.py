@@ -49,6 +49,8 @@ GRACE: Final = 5.0
 START_WITHIN: Final = 3600.0
 """Seconds in which a node may begin what it has accepted."""
 PAUSE: Final = 0.3
+GIVE_UP: Final = 75.0
+"""Seconds for which a node may be away, as long as its sandboxes are not declared failed either."""
 DRY: Final = 6
 """Rounds in which nothing more finds room before the rest of the batch fails."""
 TELL_EVERY: Final = 0.25
@@ -67,6 +69,7 @@ class Execution:
         self._owner = ids.tail()
         self._excluded: set[str] = set()
         self._unsent: set[str] = set()
+        self._silent: dict[str, float] = {}
         self._dry = 0
         self._unplaced = order.count + 1
         self._told = 0.0
@@ -160,14 +163,15 @@ class Execution:
                     return
                 except InfraError as error:
                     log.info("batch %s at %s: %s", self._order.op, node, error)
-                    if isinstance(error, DeadlineExceeded) and await scheduling.is_dead(self._bus, node):
-                        self._lost(node, numbers)
+                    if isinstance(error, DeadlineExceeded):
+                        await self._silence(node, numbers)
                     return
                 except DsecError as error:
                     self._plan.fail(part, error)
                     continue
                 finally:
                     self._unsent.discard(node)
+                self._silent.pop(node, None)
                 self._plan.fold(part, answer, final=self._kept.batch.phase is not Phase.PLACING)
                 if answer.vetoed:
                     self._excluded.add(node)
@@ -197,12 +201,16 @@ class Execution:
         if node in self._unsent and self._kept.batch.phase is Phase.PLACING:
             self._excluded.add(node)
             self._plan.unassign(numbers)
-        elif await scheduling.is_dead(self._bus, node):
-            self._lost(node, numbers)
         else:
             log.info("batch %s at %s: %s", self._order.op, node, error)
+            await self._silence(node, numbers)
 
-    def _lost(self, node: str, numbers: Iterable[int]) -> None:
+    async def _silence(self, node: str, numbers: Iterable[int]) -> None:
+        """A node that does not answer may be back soon; one that was away for long is given up."""
+        now = time.monotonic()
+        since = self._silent.setdefault(node, now)
+        if now - since < GIVE_UP or not await scheduling.is_dead(self._bus, node):
+            return
         still = set(self._plan.unsettled().get(node, ())) & set(numbers)
         self._plan.fail(still, NodeLost(f"{node} died while it created sandboxes of the batch"))
 

@@ -14,10 +14,12 @@ from dsec.bus.errors import (
     Conflict,
     Failure,
     NoCapacity,
+    NodeLost,
     SpecError,
     UnknownField,
     Unsupported,
 )
+from dsec.bus.jobs import execute
 from dsec.plugins.sim import Delay, Fault, SimConfig
 from dsec.sdk import Client, State
 from dsec.sdk.link import new_operation
@@ -233,3 +235,21 @@ async def test_a_batch_rides_out_a_killed_broker(tmp_path: Path) -> None:
         progress = await batch.wait()
         assert (progress.running, progress.failed) == (200, 0)
         assert sorted(held(running)) == sorted(batch.ids.values())
+
+
+@pytest.mark.slow
+async def test_what_a_node_took_that_never_returns_fails_as_lost_and_is_not_made_elsewhere(
+    cluster: Cluster, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(execute, "GIVE_UP", 1.0)
+    slow = SimConfig(delays={"create": Delay(least=1500, most=1500)})
+    async with nodes(cluster, prefix="stays", count=1) as staying:
+        async with nodes(cluster, slow, prefix="leaves", count=1):
+            batch = await client.create_many(20, **SIM)
+            here = {name for name in batch.ids.values() if "stays" in name}
+            assert 0 < len(here) < 20
+        progress = await batch.wait()
+        assert (progress.running, progress.failures) == (len(here), {Failure.INFRA: 20 - len(here)})
+        assert all(isinstance(error, NodeLost) for error in batch.failures.values())
+        assert set(held(staying)) == here
+        await client.job(batch.job).kill()
