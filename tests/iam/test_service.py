@@ -208,6 +208,7 @@ async def _process(stack: Stack) -> AsyncIterator[int]:
     path = Path(__file__).parent.parent / "quotas" / "process.py"
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, str(path), "iam", stack.url, str(stack.home.path)),
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
     assert process.stdout is not None

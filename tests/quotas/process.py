@@ -1,5 +1,5 @@
 """One part of the control plane in a process of its own: `process.py PART URL HOME`; says "ready", ends on
-SIGTERM. Killed by tests.
+SIGTERM and with its parent, whose pipe is its standard input. Killed by tests.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from dsec.bus.host import Context, plugin
 async def main(part: str, url: str, home: Home) -> None:
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
+    asyncio.get_running_loop().add_reader(sys.stdin, ended.set)
     credentials = Credentials.load(home.credentials / f"{part}.json")
     async with plugin(part, url, credentials, Context(home.part(part))):
         print("ready", flush=True)

@@ -30,7 +30,9 @@ MIB = 1 << 20
 async def part(name: str, url: str, home: Home) -> AsyncIterator[int]:
     """One part of the control plane in a process of its own; its id."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, str(PROCESS), name, url, str(home.path), stdout=asyncio.subprocess.PIPE
+        *(sys.executable, str(PROCESS), name, url, str(home.path)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
     )
     try:
         assert process.stdout is not None
