@@ -10,19 +10,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import mmap
 import os
-import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Final
+
+from dsec.bus.userns import user_namespace
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _SETRESUID: Final = {"x86_64": 117, "aarch64": 147}
-_CLONE_VM, _CLONE_NEWUSER, _WALL = 0x100, 0x10000000, 0x40000000
 _PR_SET_SECUREBITS, _NO_SETUID_FIXUP = 28, 4
-_STACK: Final = 64 * 1024
 
 
 class UserNamespaces:
@@ -67,24 +64,17 @@ def _keep_capabilities() -> None:
     _check(_LIBC.prctl(_PR_SET_SECUREBITS, _NO_SETUID_FIXUP, 0, 0, 0), "prctl(PR_SET_SECUREBITS)")
 
 
-def _make(base: int, count: int, owner: int) -> int:
-    """A namespace needs a process to be born in: it shares this memory and only waits to be killed."""
-    stack = mmap.mmap(-1, _STACK)
-    top = ctypes.addressof(ctypes.c_char.from_buffer(stack)) + _STACK
-    pause = ctypes.cast(_LIBC.pause, ctypes.c_void_p)
+@contextlib.contextmanager
+def _acting_as(owner: int) -> Iterator[None]:
     _act_as(owner)
     try:
-        pid = _LIBC.clone(pause, ctypes.c_void_p(top), _CLONE_VM | _CLONE_NEWUSER, None)
-        _check(min(pid, 0), "clone(CLONE_NEWUSER)")
+        yield
     finally:
         _act_as(0)
-    try:
-        for kind in ("uid_map", "gid_map"):
-            Path(f"/proc/{pid}/{kind}").write_text(f"0 {base} {count}")
-        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, _WALL)
+
+
+def _make(base: int, count: int, owner: int) -> int:
+    return user_namespace(base, count, _acting_as(owner))
 
 
 def _act_as(uid: int) -> None:

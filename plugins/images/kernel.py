@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import mmap
 import os
-import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
@@ -25,9 +22,6 @@ _OPEN_TREE_CLONE: Final = 1
 _MOVE_MOUNT_F_EMPTY_PATH: Final = 4
 _MOUNT_ATTR_IDMAP: Final = 0x00100000
 _RESOLVE: Final = 0x02 | 0x04 | 0x08  # NO_MAGICLINKS, NO_SYMLINKS, BENEATH
-_CLONE_VM: Final = 0x00000100
-_CLONE_NEWUSER: Final = 0x10000000
-_WAIT_ALL: Final = 0x40000000  # __WALL: also children that send no signal when they end
 _PR_SET_SECUREBITS: Final = 28
 _NO_SETUID_FIXUP: Final = 4
 MOUNT_RDONLY: Final = 0x01
@@ -124,27 +118,6 @@ def acting_as(uid: int) -> Iterator[None]:
     finally:
         _libc.setfsuid(0)
         _libc.setfsgid(0)
-
-
-def user_namespace(base: int, count: int) -> int:
-    """Descriptor of a new user namespace whose ids 0… are the host's `base`…, `count` of them.
-
-    A namespace needs a process to be born in. It shares this process's memory, so nothing is copied, has a
-    stack of its own, does nothing but pause(2), and sends no SIGCHLD that a child watcher could trip over.
-    """
-    stack = mmap.mmap(-1, 64 * 1024)
-    top = ctypes.addressof(ctypes.c_char.from_buffer(stack)) + len(stack)
-    pause = ctypes.cast(_libc.pause, ctypes.c_void_p)
-    pid = _libc.clone(pause, ctypes.c_void_p(top), _CLONE_VM | _CLONE_NEWUSER, None)
-    if pid < 0:
-        raise _error(b"clone(CLONE_NEWUSER)")
-    try:
-        for kind in ("uid_map", "gid_map"):
-            Path(f"/proc/{pid}/{kind}").write_text(f"0 {base} {count}")
-        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, _WAIT_ALL)
 
 
 def _call(name: str, *arguments: object, about: str | bytes) -> int:

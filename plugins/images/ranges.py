@@ -7,7 +7,7 @@ import os
 from typing import Final
 
 from dsec.bus.errors import NoCapacity
-from dsec.plugins.images import kernel
+from dsec.bus.userns import user_namespace
 
 RANGE: Final = 65_536
 """Ids of one sandbox."""
@@ -59,7 +59,7 @@ class Namespaces:
         if (found := self._open.pop(base, None)) is None:
             while len(self._open) >= self._KEPT:
                 os.close(self._open.pop(next(iter(self._open))))
-            found = kernel.user_namespace(base, RANGE)
+            found = user_namespace(base, RANGE)
         self._open[base] = found
         return found
 
