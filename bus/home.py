@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -27,6 +28,9 @@ from dsec.bus.errors import AlreadyRunning, BrokerDown, Unauthenticated
 from dsec.bus.files import write_private
 
 DEFAULT: Final = "/var/lib/dsec"
+
+_HELD: Final[set[Path]] = set()
+"""Locks of this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +88,28 @@ class Home:
 
     @contextlib.contextmanager
     def held(self, what: str) -> Iterator[None]:
-        """Alone with `what` while the block runs; the lock goes with the process. Raises AlreadyRunning."""
+        """Alone with `what` while the block runs; the lock goes with the process. Raises AlreadyRunning.
+
+        A POSIX record lock: unlike one of flock(2) it does not live on in a child that outlives us, and
+        unlike that it does not keep out its own process, so that one is asked apart.
+        """
         self.path.mkdir(parents=True, exist_ok=True, mode=0o755)
-        with (self.path / f"{what}.lock").open("a", encoding="ascii") as file:
+        lock = (self.path / f"{what}.lock").resolve()
+        taken = AlreadyRunning(f"another process runs {what} on {self.path}: end that one")
+        if lock in _HELD:
+            raise taken
+        with lock.open("a", encoding="ascii") as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise AlreadyRunning(f"another process runs {what} on {self.path}: end that one") from None
-            yield
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in {errno.EACCES, errno.EAGAIN}:
+                    raise
+                raise taken from None
+            _HELD.add(lock)
+            try:
+                yield
+            finally:
+                _HELD.discard(lock)
 
 
 def default_node() -> str:
