@@ -86,20 +86,21 @@ async def run(tell: Tell) -> dict[str, Any]:
 async def measure(tell: Tell, rate: float, containers: float, seconds: float) -> dict[str, Any]:
     """As `run`; `containers` a second are made beside `rate` simulated sandboxes, and destroyed at once."""
     load = Load()
-    async with _platform(tell) as (part, victims):
-        async with part.client() as client:
-            tell(f"{rate:g} creates a second for {seconds:g} s, a kill of each kind every {EVERY:g} s")
-            striking = asyncio.create_task(_strike(victims, load))
-            began = asyncio.get_running_loop().time()
-            offered = await asyncio.gather(
-                _offer(client, load, "sim", rate, seconds),
-                _offer(client, load, "container", containers, seconds),
-            )
-            took = asyncio.get_running_loop().time() - began
-            striking.cancel()
-            await asyncio.gather(striking, return_exceptions=True)
+    async with _platform(tell) as (part, victims), part.client() as client:
+        tell(f"{rate:g} creates a second for {seconds:g} s, a kill of each kind every {EVERY:g} s")
+        over = asyncio.Event()
+        striking = asyncio.create_task(_strike(victims, load, over))
+        began = asyncio.get_running_loop().time()
+        offered = await asyncio.gather(
+            _offer(client, load, "sim", rate, seconds),
+            _offer(client, load, "container", containers, seconds),
+        )
+        took = asyncio.get_running_loop().time() - began
+        over.set()
+        await striking  # all that was killed runs again
         tell("counting claims, journals and the registry")
         lost, duplicated = await _count(part, load)
+        await _destroy_containers(client)
     return {
         "lost": lost + load.others,
         "duplicated": duplicated,
@@ -145,8 +146,15 @@ async def _one(client: Client, load: Load, backend: str, key: str, due: float) -
         load.others += error.failure is not Failure.INFRA
 
 
-async def _strike(victims: list[Victim], load: Load) -> None:
-    """One process of each kind every `EVERY` seconds, the kinds in turn."""
+async def _destroy_containers(client: Client) -> None:
+    """Leave nothing on this machine; simulated sandboxes are entries in a file."""
+    async for record in client.list():
+        if record.spec.backend == "container" and record.state != "destroyed":
+            await (await client.attach(record.sandbox)).destroy()
+
+
+async def _strike(victims: list[Victim], load: Load, over: asyncio.Event) -> None:
+    """One process of each kind every `EVERY` seconds, the kinds in turn, until `over`."""
     kinds: dict[str, list[Victim]] = {}
     for victim in victims:
         kinds.setdefault(victim.kind, []).append(victim)
@@ -154,9 +162,11 @@ async def _strike(victims: list[Victim], load: Load) -> None:
     async def one(kind: str, delay: float) -> None:
         loop, turn = asyncio.get_running_loop(), 0
         due = loop.time() + delay
-        while True:
+        while not over.is_set():
             due += EVERY
-            await asyncio.sleep(max(0.0, due - loop.time()))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(over.wait(), max(0.0, due - loop.time()))
+                return
             await kinds[kind][turn % len(kinds[kind])].strike()
             load.kills[kind] += 1
             turn += 1

@@ -95,10 +95,12 @@ async def started(argv: Sequence[str], log: Path, within: float = 60) -> Part:
     try:
         line = await asyncio.wait_for(process.stdout.readline(), within)
         return Part(process, orjson.loads(line))
-    except (TimeoutError, orjson.JSONDecodeError):
+    except BaseException as error:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
-        await process.wait()
+        await asyncio.shield(process.wait())
+        if not isinstance(error, TimeoutError | orjson.JSONDecodeError):
+            raise
         tail = log.read_bytes()[-2000:].decode(errors="replace")
         raise InfraError(f"dsec {argv[0]} is not ready; the end of {log}:\n{tail}") from None
 
