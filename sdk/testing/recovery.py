@@ -15,9 +15,12 @@ import pytest_asyncio
 from dsec.bus.errors import DsecError, Failure
 from dsec.bus.messages import Ended
 from dsec.sdk import Client, Sandbox
+from dsec.sdk.spec_args import LimitArgs
 from dsec.sdk.testing import platform, traces
 from dsec.sdk.testing.plugin import add_base
 
+SMALL: LimitArgs = {"memory": 64 << 20}
+"""So that a hundred fit on any machine."""
 COUNT = "i=0; while [ $i -lt {lines} ]; do echo line $i; i=$((i+1)); [ $((i % 500)) = 0 ] && sleep 0.05; done"
 
 
@@ -133,7 +136,7 @@ class RecoverySuite:
 async def _work(client: Client, backend: str, number: int) -> Sandbox | DsecError:
     """One rollout: create by key, then append a line once and see exactly one."""
     try:
-        sandbox = await client.create(backend=backend, image="base", key=f"kill-{number}")
+        sandbox = await client.create(backend=backend, image="base", limits=SMALL, key=f"kill-{number}")
         for step in range(3):
             result = await sandbox.run("echo x >> /steps; wc -l < /steps", key=f"kill-{number}-{step}")
             assert result.stdout.strip() == str(step + 1)
@@ -154,7 +157,7 @@ async def _no_duplicates(
         outcome = outcomes[number]
         if isinstance(outcome, Sandbox):
             again = await client.create(
-                backend=outcome.record.spec.backend, image="base", key=f"kill-{number}"
+                backend=outcome.record.spec.backend, image="base", limits=SMALL, key=f"kill-{number}"
             )
             assert again.id == outcome.id
             assert again.id in acknowledged
