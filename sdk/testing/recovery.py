@@ -15,12 +15,10 @@ import pytest_asyncio
 from dsec.bus.errors import DsecError, Failure
 from dsec.bus.messages import Ended
 from dsec.sdk import Client, Sandbox
-from dsec.sdk.spec_args import LimitArgs
+from dsec.sdk.spec_args import LimitArgs, SpecArgs
 from dsec.sdk.testing import platform, traces
 from dsec.sdk.testing.plugin import add_base
 
-SMALL: LimitArgs = {"memory": 64 << 20}
-"""So that a hundred fit on any machine."""
 COUNT = "i=0; while [ $i -lt {lines} ]; do echo line $i; i=$((i+1)); [ $((i % 500)) = 0 ] && sleep 0.05; done"
 
 
@@ -98,10 +96,11 @@ class RecoverySuite:
             assert {result.code for result in results} <= {0, 1}
 
     async def test_a_kill_among_creates_and_execs_loses_and_doubles_nothing(
-        self, split: Split, backend: str, victim: str
+        self, split: Split, backend: str, victim: str, offered: frozenset[str]
     ) -> None:
+        spec: SpecArgs = {"backend": backend, "image": "base", "limits": _small(offered)}
         async with split.control.client() as client:
-            workers = [asyncio.create_task(_work(client, backend, number)) for number in range(100)]
+            workers = [asyncio.create_task(_work(client, spec, number)) for number in range(100)]
             await asyncio.sleep(1.0)
             await split.strike(victim)
             async with asyncio.timeout(110):
@@ -113,7 +112,7 @@ class RecoverySuite:
             listed = {record.sandbox async for record in client.list() if record.state == "running"}
             assert len(set(acknowledged)) == len(acknowledged)
             assert set(acknowledged) <= listed
-            await _no_duplicates(client, acknowledged, outcomes)
+            await _no_duplicates(client, spec, acknowledged, outcomes)
             await asyncio.gather(*(_destroy(client, name) for name in listed))
         assert await asyncio.to_thread(traces.of, split.home, *acknowledged, *listed) == []
         assert not [point for point in traces.mounts_under(split.home) if "/sandboxes/" in point]
@@ -133,10 +132,15 @@ class RecoverySuite:
                 assert error.failure is Failure.LIMIT  # noqa: PT017 - either outcome is right, infra is not
 
 
-async def _work(client: Client, backend: str, number: int) -> Sandbox | DsecError:
+def _small(offered: frozenset[str]) -> LimitArgs:
+    """So that a hundred fit on any machine."""
+    return {"memory": 64 << 20} if "memory" in offered else {}
+
+
+async def _work(client: Client, spec: SpecArgs, number: int) -> Sandbox | DsecError:
     """One rollout: create by key, then append a line once and see exactly one."""
     try:
-        sandbox = await client.create(backend=backend, image="base", limits=SMALL, key=f"kill-{number}")
+        sandbox = await client.create(key=f"kill-{number}", **spec)
         for step in range(3):
             result = await sandbox.run("echo x >> /steps; wc -l < /steps", key=f"kill-{number}-{step}")
             assert result.stdout.strip() == str(step + 1)
@@ -150,14 +154,12 @@ async def _destroy(client: Client, name: str) -> None:
 
 
 async def _no_duplicates(
-    client: Client, acknowledged: list[str], outcomes: list[Sandbox | DsecError]
+    client: Client, spec: SpecArgs, acknowledged: list[str], outcomes: list[Sandbox | DsecError]
 ) -> None:
     """The same keys name the same sandboxes."""
     for number in (0, 50, 99):
         outcome = outcomes[number]
         if isinstance(outcome, Sandbox):
-            again = await client.create(
-                backend=outcome.record.spec.backend, image="base", limits=SMALL, key=f"kill-{number}"
-            )
+            again = await client.create(key=f"kill-{number}", **spec)
             assert again.id == outcome.id
             assert again.id in acknowledged
