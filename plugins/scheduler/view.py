@@ -22,7 +22,7 @@ OFFSET: Final = 1000
 """Milliseconds that a node's clock may be off: deadlines are absolute."""
 OFFSETS: Final = 5
 """Heartbeats by which that is judged: one may be late, the least late of several tells the clock."""
-SETTLE: Final = 0.5
+SETTLE: Final = 0.2
 """Seconds a placement takes to reach its node's books; an earlier heartbeat cannot show it."""
 LOST: Final = 5.0
 """Seconds after which a placement that no heartbeat confirmed is taken for lost."""
