@@ -15,7 +15,7 @@ from dsec.bus.wire import Wire
 from dsec.sdk import Client
 from tests.faults.support import Halves
 
-pytestmark = [pytest.mark.node, pytest.mark.kill, pytest.mark.slow]
+pytestmark = [pytest.mark.node, pytest.mark.kill, pytest.mark.slow, pytest.mark.timeout(240)]
 MIB = 1 << 20
 MOMENTS = (0.01, 0.08)
 """Seconds from a call's begin to the kill."""

@@ -11,7 +11,7 @@ from dsec.bus.messages import State
 from dsec.sdk import Client, Sandbox
 from tests.faults.support import Halves
 
-pytestmark = [pytest.mark.node, pytest.mark.kill, pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.node, pytest.mark.kill, pytest.mark.slow, pytest.mark.timeout(240)]
 MOMENTS = (0.0, 0.004, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3)
 """Seconds from a request to the kill."""
 MIB = 1 << 20

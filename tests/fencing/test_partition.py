@@ -21,7 +21,7 @@ from tests.fencing.beats import beating
 from tests.fencing.part import FAIL, FREEZE, NODES, SUSPECT
 from tests.fencing.site import Site, eventually
 
-pytestmark = [pytest.mark.node, pytest.mark.kill, pytest.mark.slow]
+pytestmark = [pytest.mark.node, pytest.mark.kill, pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module")
