@@ -68,4 +68,4 @@ def amount_data(amount: Amount) -> list[int]:
 
 
 def _subject(project: str) -> str:
-    return f"$KV.{subjects.QUOTA_BUCKET}.{project}"
+    return subjects.kv(subjects.QUOTA_BUCKET, project)

@@ -100,7 +100,11 @@ class Claims:
         found: list[tuple[str, Cover]] = []
         while True:
             batch = await self._reader.batch(
-                _STREAM, f"$KV.{subjects.OPS_BUCKET}.{project}.>", since, count=PAGE, max_bytes=PAGE_BYTES
+                _STREAM,
+                subjects.kv(subjects.OPS_BUCKET, f"{project}.>"),
+                since,
+                count=PAGE,
+                max_bytes=PAGE_BYTES,
             )
             for body in (orjson.loads(stored.data) for stored in batch.messages if stored.data):
                 cover = _cover(body.get("cover"))
@@ -138,4 +142,4 @@ def _cover(told: dict[str, Any] | None) -> Cover | None:
 
 
 def _subject(project: str, operation: str) -> str:
-    return f"$KV.{subjects.OPS_BUCKET}.{subjects.ops_key(project, operation)}"
+    return subjects.kv(subjects.OPS_BUCKET, subjects.ops_key(project, operation))

@@ -121,4 +121,4 @@ def _kept(body: dict[str, Any]) -> Kept | None:
 
 
 def _subject(node: str) -> str:
-    return f"$KV.{subjects.NODES_BUCKET}.{node}"
+    return subjects.kv(subjects.NODES_BUCKET, node)

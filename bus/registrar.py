@@ -161,7 +161,7 @@ def outlived(mine: Record, held: Record) -> bool:
 
 def subject_of(record: Record) -> str:
     """Where the record is written."""
-    return f"$KV.{subjects.REGISTRY_BUCKET}.{subjects.registry_key(record.project, record.sandbox)}"
+    return subjects.kv(subjects.REGISTRY_BUCKET, subjects.registry_key(record.project, record.sandbox))
 
 
 def encoded(record: Record) -> tuple[bytes, dict[str, str]]:

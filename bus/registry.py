@@ -215,7 +215,7 @@ def _bucket(name: str, *, max_age: float) -> StreamConfig:
     """A key-value bucket as NATS ADR-8 lays it out, of history 1, whose entries may carry `Nats-TTL`."""
     return StreamConfig(
         name="KV_" + name,
-        subjects=[f"$KV.{name}.>"],
+        subjects=[subjects.kv(name, ">")],
         storage=StorageType.FILE,
         discard=DiscardPolicy.NEW,
         max_age=max_age,
@@ -238,7 +238,7 @@ def _unless_in_use(error: APIError, config: StreamConfig) -> None:
 
 
 def _subject(key: str) -> str:
-    return f"$KV.{subjects.REGISTRY_BUCKET}.{key}"
+    return subjects.kv(subjects.REGISTRY_BUCKET, key)
 
 
 def _record(stored: Stored) -> Record | None:

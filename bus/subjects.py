@@ -256,6 +256,11 @@ JOBS_CONSUMER: Final = "cores"
 """The durable consumer of JOBS that all cores share."""
 
 
+def kv(bucket: str, key: str) -> str:
+    """$KV.<bucket>.<key>: where a write to a key-value bucket is published."""
+    return f"$KV.{bucket}.{key}"
+
+
 def registry_key(project: str, sandbox: str) -> str:
     """`<project>.<node>.<sandbox>` in the registry bucket."""
     return f"{project}.{node_of(sandbox)}.{sandbox}"

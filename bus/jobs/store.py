@@ -68,4 +68,4 @@ def _kept(stored: Stored) -> Kept:
 
 
 def _subject(project: str, job: str, operation: str) -> str:
-    return f"$KV.{subjects.JOBS_BUCKET}.{subjects.job_key(project, job, operation)}"
+    return subjects.kv(subjects.JOBS_BUCKET, subjects.job_key(project, job, operation))
