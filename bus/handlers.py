@@ -26,6 +26,8 @@ from dsec.bus.transport import Bus, Received
 from dsec.bus.workload import Endpoint, workload_of
 
 log = logging.getLogger(__name__)
+FINISH_WITHIN = 1.0
+"""Seconds in which what was already taken off a queue may be answered when its server ends."""
 ModelT = TypeVar("ModelT", bound=BaseModel)
 RequestT_contra = TypeVar("RequestT_contra", bound=Request, contravariant=True)
 
@@ -176,6 +178,8 @@ async def receiving(
     finally:
         await subscription.unsubscribe()
         load.closed(subscription)
+        if running:
+            await asyncio.wait(running, timeout=FINISH_WITHIN)
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
