@@ -152,7 +152,8 @@ async def receiving(
 
     `concurrency` None: `work` itself decides when it begins; `endpoint`: it keeps these figures itself;
     `refuse`: what it answers a message with, before any work.
-    On leaving, new messages stop first and running work is cancelled; `Workload.drain` lets it finish before.
+    On leaving, new messages stop first, then what runs has `FINISH_WITHIN` seconds before it is cancelled;
+    `Workload.drain` gives it more.
     """
     load = workload_of(bus)
     gate = contextlib.nullcontext() if concurrency is None else load.gate or asyncio.Semaphore(concurrency)
@@ -176,7 +177,7 @@ async def receiving(
     try:
         yield
     finally:
-        await subscription.unsubscribe()
+        await subscription.drain()
         load.closed(subscription)
         if running:
             await asyncio.wait(running, timeout=FINISH_WITHIN)

@@ -47,6 +47,8 @@ AUTH_TIMEOUT = 1.5
 """Seconds that the broker waits for iam's word; a refusal that takes as long is iam's absence. Less than the
 2 s after which nats-server pings a client, decided or not."""
 ATTEMPT_TIMEOUT = 3
+DRAIN_TIMEOUT = 1.0
+"""Seconds that a broker has to confirm that it sends nothing more."""
 NO_RESPONDERS = b"NATS/1.0 503"
 _UNSAFE = re.compile(r"\s")
 _VIOLATION = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"')
@@ -76,8 +78,10 @@ class WireSubscription:
             await self._connection.unsubscribe_direct(self._sid)
 
     async def drain(self) -> None:
-        with contextlib.suppress(Error, OSError, TimeoutError):
-            await self._connection.stop_direct(self._sid)
+        if self._connection.is_connected:
+            with contextlib.suppress(Error, OSError, TimeoutError):
+                async with asyncio.timeout(DRAIN_TIMEOUT):
+                    await self._connection.stop_direct(self._sid)
         await self.unsubscribe()
 
 

@@ -55,10 +55,17 @@ static int close_to_inside(void) {
     return prctl(PR_SET_DUMPABLE, 0);
 }
 
+/* By the kernel's own call: the library keeps a few real-time signals to itself, and a launcher may ignore those. */
+static void reset_dispositions(void) {
+    static const char all_zero[64]; /* struct kernel_sigaction of any architecture: SIG_DFL, no flags, no mask */
+    for (int number = 1; number < _NSIG; number++)
+        syscall(SYS_rt_sigaction, number, all_zero, NULL, (size_t)(_NSIG / 8));
+}
+
 /* Ignored ones would stay so for commands; blocked ones wait here for ever. */
 static int watch_signals(void) {
     sigset_t set;
-    for (int number = 1; number < _NSIG; number++) signal(number, SIG_DFL);
+    reset_dispositions();
     sigfillset(&set);
     sigprocmask(SIG_SETMASK, &set, NULL);
     sigemptyset(&set);

@@ -242,7 +242,7 @@ async def test_what_a_node_took_that_never_returns_fails_as_lost_and_is_not_made
     cluster: Cluster, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(execute, "GIVE_UP", 1.0)
-    slow = SimConfig(delays={"create": Delay(least=1500, most=1500)})
+    slow = SimConfig(delays={"create": Delay(least=60_000, most=60_000)})
     async with nodes(cluster, prefix="stays", count=1) as staying:
         async with nodes(cluster, slow, prefix="leaves", count=1):
             batch = await client.create_many(20, **SIM)
