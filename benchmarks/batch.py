@@ -21,12 +21,12 @@ import orjson
 
 from dsec.benchmarks.measure import Cpu, Tell, accounting, percentile, scratch
 from dsec.benchmarks.parts import spawned
-from dsec.bus.credentials import Credentials
-from dsec.bus.directget import DirectGet
 from dsec.bus.errors import InfraError
 from dsec.bus.home import Home
 from dsec.bus.host import PLUGINS, load
-from dsec.bus.wire import Wire
+from dsec.bus.nats.credentials import Credentials
+from dsec.bus.nats.directget import DirectGet
+from dsec.bus.nats.wire import Wire
 from dsec.sdk import Client
 from dsec.sdk.jobs import Batch
 

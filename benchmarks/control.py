@@ -26,11 +26,11 @@ import orjson
 
 from dsec.benchmarks.counting import Counted, counted
 from dsec.benchmarks.measure import Cpu, Tell, accounting, percentile, scratch
-from dsec.bus.broker import Broker
-from dsec.bus.credentials import Credentials, Role
 from dsec.bus.errors import DsecError, InfraError, Overloaded
+from dsec.bus.nats.broker import Broker
+from dsec.bus.nats.credentials import Credentials, Role
+from dsec.bus.nats.wire import Wire
 from dsec.bus.transport import Received
-from dsec.bus.wire import Wire
 from dsec.sdk import Client
 from dsec.sdk.testing import platform
 

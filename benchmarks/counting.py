@@ -10,10 +10,10 @@ from pathlib import Path
 
 import orjson
 
-from dsec.bus.credentials import Credentials
-from dsec.bus.directget import DirectGet
 from dsec.bus.home import Home
-from dsec.bus.wire import Wire
+from dsec.bus.nats.credentials import Credentials
+from dsec.bus.nats.directget import DirectGet
+from dsec.bus.nats.wire import Wire
 from dsec.sdk.testing import platform
 
 SETTLE = 0.5

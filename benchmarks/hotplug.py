@@ -25,10 +25,10 @@ from typing import Any, Final
 import orjson
 
 from dsec.benchmarks.measure import Tell, percentile, scratch
-from dsec.bus.credentials import Credentials
-from dsec.bus.directget import DirectGet
 from dsec.bus.errors import DsecError, Failure
-from dsec.bus.wire import Wire
+from dsec.bus.nats.credentials import Credentials
+from dsec.bus.nats.directget import DirectGet
+from dsec.bus.nats.wire import Wire
 from dsec.sdk import Client
 from dsec.sdk.testing import platform
 from dsec.sdk.testing.plugin import add_base, default_base

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Final
 
 from dsec.bus import registry
-from dsec.bus.broker import Broker
-from dsec.bus.credentials import Credentials
 from dsec.bus.errors import InfraError
 from dsec.bus.home import Home
 from dsec.bus.host import PLUGINS, Context, load, plugin
-from dsec.bus.wire import Wire
+from dsec.bus.nats.broker import Broker
+from dsec.bus.nats.credentials import Credentials
+from dsec.bus.nats.wire import Wire
 from dsec.sdk.cli.loop import collect_rarely, loop_factory
 
 START_WITHIN: Final = 60.0

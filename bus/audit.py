@@ -8,9 +8,9 @@ import time
 import orjson
 
 from dsec.bus import subjects
-from dsec.bus.appender import Appender
 from dsec.bus.errors import BadId, DsecError
 from dsec.bus.handlers import Call, Handler
+from dsec.bus.nats.appender import Appender
 from dsec.bus.transport import Received
 
 

@@ -17,15 +17,15 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
-from dsec.bus.credentials import Credentials, Role
 from dsec.bus.driver import Driver, Images
 from dsec.bus.errors import DsecError, InfraError, MissingTool
 from dsec.bus.home import Home
 from dsec.bus.ids import tail
 from dsec.bus.membership import here, member
 from dsec.bus.micro import Service
+from dsec.bus.nats.credentials import Credentials, Role
+from dsec.bus.nats.wire import Wire
 from dsec.bus.transport import Bus
-from dsec.bus.wire import Wire
 
 log = logging.getLogger(__name__)
 ValueT = TypeVar("ValueT")

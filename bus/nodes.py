@@ -15,9 +15,9 @@ import orjson
 from pydantic import Field
 
 from dsec.bus import subjects
-from dsec.bus.directget import DirectGet, answer_of, ask
 from dsec.bus.errors import BrokerDown, InfraError, NodeLost
 from dsec.bus.messages import VERSION, Message
+from dsec.bus.nats.directget import DirectGet, answer_of, ask
 from dsec.bus.transport import Bus
 
 STREAM: Final = f"KV_{subjects.NODES_BUCKET}"

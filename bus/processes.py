@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Final, Literal
 
 from dsec.bus import subjects
-from dsec.bus.credentials import Credentials, Role
 from dsec.bus.driver import Driver
 from dsec.bus.errors import SpecError
 from dsec.bus.handlers import ok, serving_internal
@@ -25,9 +24,10 @@ from dsec.bus.host import DRIVERS, Context, drivers_of, images_of, load, plugin,
 from dsec.bus.ids import driver_on
 from dsec.bus.membership import announce, here, member
 from dsec.bus.micro import Service
+from dsec.bus.nats.credentials import Credentials, Role
+from dsec.bus.nats.wire import Wire
 from dsec.bus.remote.serving import serve_driver
 from dsec.bus.transport import Received
-from dsec.bus.wire import Wire
 
 log = logging.getLogger(__name__)
 

@@ -17,10 +17,10 @@ from functools import partial
 from typing import Any, Final
 
 from dsec.bus import subjects
-from dsec.bus.appender import Appender, Stored
-from dsec.bus.directget import DirectGet
 from dsec.bus.errors import Conflict, Failure, InfraError
 from dsec.bus.messages import Record, State
+from dsec.bus.nats.appender import Appender, Stored
+from dsec.bus.nats.directget import DirectGet
 from dsec.bus.nodes import EXPECTED
 from dsec.bus.registry import lasting
 

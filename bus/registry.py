@@ -27,9 +27,9 @@ from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfi
 from nats.js.errors import APIError
 
 from dsec.bus import subjects
-from dsec.bus.directget import DirectGet, Stored
 from dsec.bus.errors import BrokerDown, DiskFull, GoneError, InfraError
 from dsec.bus.messages import ListSandboxes, Record, Sandboxes, State
+from dsec.bus.nats.directget import DirectGet, Stored
 from dsec.bus.spec import GIB, MIB
 
 HOUR, DAY = 3600.0, 86400.0

@@ -20,13 +20,13 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
-from dsec.bus.credentials import Credentials
+from dsec.bus.core.jobs.messages import Batch as BatchState
 from dsec.bus.errors import BrokerDown, DsecError, GoneError
 from dsec.bus.ids import check
-from dsec.bus.jobs.messages import Batch as BatchState
 from dsec.bus.messages import Record, State
+from dsec.bus.nats.credentials import Credentials
+from dsec.bus.nats.wire import Wire
 from dsec.bus.transport import Bus
-from dsec.bus.wire import Wire
 from dsec.sdk import config
 from dsec.sdk.exec import Exec
 from dsec.sdk.jobs import Batch, Job, overrides_of

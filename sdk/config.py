@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from dsec.bus.credentials import Credentials
 from dsec.bus.errors import BrokerDown
 from dsec.bus.home import Home
+from dsec.bus.nats.credentials import Credentials
 
 
 def servers(given: str | None) -> str:

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dsec.bus import ids, subjects
+from dsec.bus.core.jobs.messages import Batch as BatchState
+from dsec.bus.core.jobs.messages import JobStatus, Phase
+from dsec.bus.core.jobs.runs import numbers_of, size_of
 from dsec.bus.errors import DsecError, Failure, GoneError
-from dsec.bus.jobs.messages import Batch as BatchState
-from dsec.bus.jobs.messages import JobStatus, Phase
-from dsec.bus.jobs.runs import numbers_of, size_of
 from dsec.bus.messages import Record
 from dsec.bus.transport import Received
 from dsec.sdk.link import Link, new_operation

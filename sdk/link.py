@@ -29,8 +29,8 @@ from dsec.bus.errors import (
 from dsec.bus.frames import pack_data
 from dsec.bus.handlers import result
 from dsec.bus.messages import VERSION, Record, State
+from dsec.bus.nats.wire import Wire
 from dsec.bus.transport import Bus
-from dsec.bus.wire import Wire
 
 PATIENCE: Final = 30.0
 """Seconds until a request that nobody answers fails."""

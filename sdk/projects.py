@@ -16,9 +16,9 @@ from typing import Any, Final, TypedDict
 
 from pydantic import BaseModel, ValidationError
 
-from dsec.bus.credentials import Credentials, Role
 from dsec.bus.errors import SpecError
 from dsec.bus.ids import check
+from dsec.bus.nats.credentials import Credentials, Role
 from dsec.bus.projects import CreatePrincipal, CreateProject, Principal, Project, RevokePrincipal, SetQuota
 from dsec.sdk.link import Link, new_operation
 

@@ -6,7 +6,9 @@ import pytest
 from blockbuster import blockbuster_ctx
 
 NEVER_BLOCK = [
-    *(f"dsec.bus.{name}" for name in ("appender", "claims", "connection", "core", "directget", "wire")),
+    "dsec.bus.core.claims",
+    "dsec.bus.core.service",
+    *(f"dsec.bus.nats.{name}" for name in ("appender", "connection", "directget", "wire")),
     *("dsec.plugins.scheduler", "dsec.plugins.journal"),
     *(f"dsec.sdk.{name}" for name in ("exec", "link", "stream")),
 ]

@@ -11,10 +11,10 @@ import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from dsec.bus.appender import Appender
-from dsec.bus.directget import DirectGet
 from dsec.bus.errors import SpecError
 from dsec.bus.host import Context
+from dsec.bus.nats.appender import Appender
+from dsec.bus.nats.directget import DirectGet
 from dsec.bus.registrar import Registrar
 from dsec.bus.transport import Bus
 from dsec.plugins.edge.admission import Capacity

@@ -12,8 +12,8 @@ import time
 from datetime import datetime
 from typing import Final
 
-from dsec.bus.directget import answer_of
 from dsec.bus.errors import InfraError
+from dsec.bus.nats.directget import answer_of
 from dsec.bus.nodes import STREAM
 from dsec.bus.transport import Bus
 from dsec.plugins.edge.node import Node

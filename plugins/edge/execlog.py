@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dsec.bus.appender import Appender, Stored
 from dsec.bus.frames import FRAME_VERSION, HEADER, Frame, Kind, pack_parts
+from dsec.bus.nats.appender import Appender, Stored
 
 
 @dataclass(slots=True)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Final
 
 from dsec.bus import subjects
-from dsec.bus.appender import Stored
 from dsec.bus.chronus.guest import Command, Exec
 from dsec.bus.errors import (
     DeadlineExceeded,
@@ -26,6 +25,7 @@ from dsec.bus.frames import FRAME_VERSION, HEADER, Kind, pack_parts
 from dsec.bus.handlers import Call, ok
 from dsec.bus.ids import exec_of
 from dsec.bus.messages import GrantCredit, SignalExec, StartExec, WriteStdin
+from dsec.bus.nats.appender import Stored
 from dsec.plugins.edge.admission import DEFAULT_LOG_BYTES
 from dsec.plugins.edge.budget import AHEAD
 from dsec.plugins.edge.descriptors import room_for_command

@@ -16,8 +16,8 @@ from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from dsec.bus.directget import patiently
 from dsec.bus.errors import DsecError, InfraError
+from dsec.bus.nats.directget import patiently
 from dsec.bus.nodes import Kept, Nodes, joined
 from dsec.plugins.edge.ending import LOST, Ending
 from dsec.plugins.edge.freezing import hold, let_go

@@ -12,9 +12,9 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
+from dsec.bus.core.jobs.members import JobOps
+from dsec.bus.core.jobs.node import Batches, Item
 from dsec.bus.errors import DsecError
-from dsec.bus.jobs.members import JobOps
-from dsec.bus.jobs.node import Batches, Item
 from dsec.bus.messages import NodeCreate, Record, State
 from dsec.bus.spec import Spec
 from dsec.bus.transport import Bus
@@ -28,7 +28,7 @@ REMEMBERED: Final = 10_000
 
 
 class EdgeJobs:
-    """`bus.jobs.node.Maker` and `bus.jobs.members.Members` of this node."""
+    """`bus.core.jobs.node.Maker` and `bus.core.jobs.members.Members` of this node."""
 
     def __init__(self, node: Node, creator: Creator, ending: Ending) -> None:
         self._node = node

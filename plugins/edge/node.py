@@ -14,11 +14,11 @@ from pathlib import Path
 import orjson
 
 from dsec.bus import subjects
-from dsec.bus.appender import Appender
 from dsec.bus.chronus.guest import Guest
 from dsec.bus.driver import Driver, Handle, Images, Info
 from dsec.bus.files import write_private
 from dsec.bus.messages import Audit, Record
+from dsec.bus.nats.appender import Appender
 from dsec.bus.transport import Bus
 from dsec.plugins.edge.admission import Capacity
 from dsec.plugins.edge.disk import room_for

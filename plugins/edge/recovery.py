@@ -12,12 +12,12 @@ import logging
 
 from dsec.bus import subjects
 from dsec.bus.chronus.guest import Exec, Guest
-from dsec.bus.directget import DirectGet
 from dsec.bus.driver import CountsOom, Death
 from dsec.bus.errors import DsecError, Failure, GoneError, InfraError, NodeLost
 from dsec.bus.frames import Frame, unpack
 from dsec.bus.handlers import ok
 from dsec.bus.messages import Record, State
+from dsec.bus.nats.directget import DirectGet
 from dsec.plugins.edge.channels import Channels
 from dsec.plugins.edge.ending import LOST, Ending, gone_key
 from dsec.plugins.edge.execs import Execs

@@ -18,11 +18,11 @@ from typing import Final
 
 import orjson
 
-from dsec.bus.appender import Stored
 from dsec.bus.chronus.guest import Exec
 from dsec.bus.errors import BrokerDown, DsecError
 from dsec.bus.frames import INLINE_BYTES, Frame, Kind
 from dsec.bus.messages import Ended
+from dsec.bus.nats.appender import Stored
 from dsec.plugins.edge.budget import Credit, share
 from dsec.plugins.edge.execlog import ExecLog
 from dsec.plugins.edge.leader import SIGKILL, Leader

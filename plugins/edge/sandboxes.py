@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dsec.bus import subjects
-from dsec.bus.appender import Appender
 from dsec.bus.chronus.guest import Guest
 from dsec.bus.driver import CountsOom, Driver, Handle
 from dsec.bus.errors import (
@@ -28,6 +27,7 @@ from dsec.bus.errors import (
     SpecError,
 )
 from dsec.bus.messages import Event, Record, State
+from dsec.bus.nats.appender import Appender
 from dsec.bus.registrar import Registrar, tombstone
 from dsec.bus.spec import Limits
 from dsec.plugins.edge.journal import Journal, Row

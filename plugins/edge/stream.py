@@ -7,8 +7,8 @@ import functools
 import time
 from typing import Final
 
-from dsec.bus.appender import Stored
 from dsec.bus.errors import DiskFull
+from dsec.bus.nats.appender import Stored
 from dsec.plugins.edge.budget import Credit, publishable, take
 from dsec.plugins.edge.execlog import ExecLog
 from dsec.plugins.edge.leader import Leader

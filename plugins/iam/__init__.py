@@ -27,15 +27,15 @@ from typing import Final
 import nkeys
 
 from dsec.bus import ids, subjects
-from dsec.bus.appender import Appender
 from dsec.bus.audit import Auditor
-from dsec.bus.broker import BrokerAuth
-from dsec.bus.credentials import Credentials, Role, new_seed, public_key
 from dsec.bus.errors import InfraError, Unauthenticated
 from dsec.bus.files import write_private
 from dsec.bus.handlers import receiving
 from dsec.bus.home import Home
 from dsec.bus.host import Context
+from dsec.bus.nats.appender import Appender
+from dsec.bus.nats.broker import BrokerAuth
+from dsec.bus.nats.credentials import Credentials, Role, new_seed, public_key
 from dsec.bus.projects import ROOT
 from dsec.bus.transport import Bus, Received
 from dsec.plugins.iam.callout import SUBJECT, Attempt, admission, attempt_in, check, refusal

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dsec.bus.broker import ACCOUNT, MAX_PAYLOAD
 from dsec.bus.errors import Unauthenticated
+from dsec.bus.nats.broker import ACCOUNT, MAX_PAYLOAD
 from dsec.plugins.iam import tokens
 from dsec.plugins.iam.rights import Rights, rights_of
 from dsec.plugins.iam.store import Identity

@@ -15,11 +15,11 @@ from typing import Any, Final, Self
 
 import orjson
 
-from dsec.bus.broker import ACCOUNT
 from dsec.bus.errors import DsecError
 from dsec.bus.ids import tail
+from dsec.bus.nats.broker import ACCOUNT
+from dsec.bus.nats.wire import AUTH_TIMEOUT
 from dsec.bus.transport import Bus, Received
-from dsec.bus.wire import AUTH_TIMEOUT
 
 log = logging.getLogger(__name__)
 

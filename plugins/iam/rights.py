@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dsec.bus import ids, subjects
-from dsec.bus.credentials import Role
+from dsec.bus.nats.credentials import Role
 from dsec.plugins.iam.store import Identity
 
 API: Final = "$JS.API"
@@ -39,7 +39,7 @@ class Rights:
 
 
 def rights_of(identity: Identity) -> Rights:
-    """The rights of one identity; iam's own stand in the broker's configuration (`bus.broker`)."""
+    """The rights of one identity; iam's own stand in the broker's configuration (`bus.nats.broker`)."""
     match identity.role:
         case Role.TENANT:
             return _tenant(identity)

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsec.bus.credentials import Credentials, Role
 from dsec.bus.errors import Conflict, DiskFull, InfraError
+from dsec.bus.nats.credentials import Credentials, Role
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS identity (

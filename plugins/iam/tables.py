@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from dsec.bus.credentials import Role
+from dsec.bus.nats.credentials import Role
 from dsec.bus.projects import RIGHTS, ROOT, Principal, Project, Quota
 from dsec.plugins.iam.store import rights_in
 

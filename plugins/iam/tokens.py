@@ -17,8 +17,8 @@ import nacl.signing
 import nkeys
 import orjson
 
-from dsec.bus.credentials import public_key
 from dsec.bus.errors import Unauthenticated
+from dsec.bus.nats.credentials import public_key
 
 _HEADER: Final = {"typ": "JWT", "alg": "ed25519-nkey"}
 

@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from dsec.bus import ids, subjects
-from dsec.bus.appender import Appender
 from dsec.bus.audit import Auditor
-from dsec.bus.directget import DirectGet
 from dsec.bus.frames import pack_data, pack_frames
 from dsec.bus.handlers import Call, serving, typed
 from dsec.bus.host import Context
 from dsec.bus.messages import FetchedLog, FetchLog
+from dsec.bus.nats.appender import Appender
+from dsec.bus.nats.directget import DirectGet
 from dsec.bus.transport import Bus
 from dsec.plugins.journal.reading import read_page
 

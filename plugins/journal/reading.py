@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from dsec.bus import frames
-from dsec.bus.directget import DirectGet, Stored
 from dsec.bus.errors import NoSuchExec
+from dsec.bus.nats.directget import DirectGet, Stored
 
 STREAM: Final = "EXEC"
 COUNT: Final = 1000

@@ -17,10 +17,10 @@ from dataclasses import replace
 from typing import Final
 
 from dsec.bus import subjects
+from dsec.bus.core.jobs.messages import Spread
 from dsec.bus.errors import DsecError, NoCapacity, NodeLost
 from dsec.bus.handlers import decode, ok, serving_internal
 from dsec.bus.host import Context
-from dsec.bus.jobs.messages import Spread
 from dsec.bus.messages import Heartbeat, Place
 from dsec.bus.transport import Bus, Received
 from dsec.plugins.scheduler.placement import DEFAULT_ASK, Ask, choose_many

@@ -12,10 +12,10 @@ import time
 from typing import Final
 
 from dsec.bus import registrar, subjects
-from dsec.bus.appender import Appender
-from dsec.bus.directget import DirectGet, Stored, answer_of, ask
 from dsec.bus.errors import InfraError
 from dsec.bus.messages import Audit, Event, Record, State
+from dsec.bus.nats.appender import Appender
+from dsec.bus.nats.directget import DirectGet, Stored, answer_of, ask
 from dsec.bus.nodes import EXPECTED, WRONG_REVISION, NodeEntry
 from dsec.bus.transport import Bus
 

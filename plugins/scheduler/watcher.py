@@ -15,12 +15,12 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from dsec.bus import ids, subjects
-from dsec.bus.appender import Appender
 from dsec.bus.audit import Auditor
-from dsec.bus.directget import DirectGet
 from dsec.bus.errors import DsecError, GoneError
 from dsec.bus.handlers import decode, in_time, ok, serving_internal
 from dsec.bus.messages import FailNode, Fleet, Heartbeat, NodeStatus, Standing
+from dsec.bus.nats.appender import Appender
+from dsec.bus.nats.directget import DirectGet
 from dsec.bus.nodes import Kept, NodeEntry, Nodes, failed
 from dsec.bus.transport import Bus, Received
 from dsec.plugins.scheduler.silence import DEFAULT, Patience, Silence, allowed

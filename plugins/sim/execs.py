@@ -11,12 +11,12 @@ from typing import Final
 import orjson
 
 from dsec.bus import subjects
-from dsec.bus.appender import Appender
 from dsec.bus.errors import Failure, NoSuchExec, SpecError
 from dsec.bus.frames import Frame, Kind, pack_parts
 from dsec.bus.handlers import Call, ok
 from dsec.bus.ids import exec_of
 from dsec.bus.messages import Ended, ExecEnd, Record, StartExec, State
+from dsec.bus.nats.appender import Appender
 from dsec.plugins.sim import journal as lines
 from dsec.plugins.sim.books import Held
 from dsec.plugins.sim.config import ERRORS, Fate, Outcome, SimConfig

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from dsec.bus.credentials import Credentials
-from dsec.bus.wire import Wire
+from dsec.bus.nats.credentials import Credentials
+from dsec.bus.nats.wire import Wire
 from dsec.plugins.sim.config import SimConfig
 from dsec.plugins.sim.journal import Journal
 from dsec.plugins.sim.node import SimNode

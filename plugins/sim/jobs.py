@@ -7,9 +7,9 @@ import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
+from dsec.bus.core.jobs.members import JobOps
+from dsec.bus.core.jobs.node import Batches, Item
 from dsec.bus.errors import DsecError
-from dsec.bus.jobs.members import JobOps
-from dsec.bus.jobs.node import Batches, Item
 from dsec.bus.messages import State
 from dsec.bus.transport import Bus
 from dsec.plugins.sim.books import applied
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class SimJobs:
-    """`bus.jobs.node.Maker` and `bus.jobs.members.Members` of one simulated node."""
+    """`bus.core.jobs.node.Maker` and `bus.core.jobs.members.Members` of one simulated node."""
 
     def __init__(self, node: SimNode) -> None:
         self._node = node

@@ -20,7 +20,6 @@ from typing import Any, Final
 import orjson
 
 from dsec.bus import subjects
-from dsec.bus.appender import Appender
 from dsec.bus.audit import Auditor
 from dsec.bus.errors import (
     DeadlineExceeded,
@@ -42,6 +41,7 @@ from dsec.bus.handlers import (
     typed,
 )
 from dsec.bus.messages import GrantCredit, Heartbeat, RenewSandbox, Request, StartExec, State
+from dsec.bus.nats.appender import Appender
 from dsec.bus.registry import TOMBSTONE
 from dsec.bus.transport import Bus, Received
 from dsec.plugins.sim import journal as lines

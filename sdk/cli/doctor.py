@@ -19,14 +19,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from dsec.bus import broker
 from dsec.bus.chronus import build
-from dsec.bus.credentials import Credentials
 from dsec.bus.driver import Driver, Images
 from dsec.bus.errors import BrokerDown, DiskFull, DsecError, MissingTool
 from dsec.bus.home import Home, default_node
 from dsec.bus.host import DRIVERS, IMAGES, load
-from dsec.bus.wire import Wire
+from dsec.bus.nats import broker
+from dsec.bus.nats.credentials import Credentials
+from dsec.bus.nats.wire import Wire
 from dsec.sdk.cli.output import emit, json_option, size, table, working
 
 NEEDED_PACKAGES: Final = ("nats-py", "nkeys", "orjson", "pydantic", "rich")

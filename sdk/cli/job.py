@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from dsec.bus.jobs.messages import JobStatus
+from dsec.bus.core.jobs.messages import JobStatus
 from dsec.sdk.cli import options
 from dsec.sdk.cli.output import emit, say, table, working
 

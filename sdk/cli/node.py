@@ -16,11 +16,11 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from dsec.bus import ids, subjects
-from dsec.bus.credentials import Credentials, Role
 from dsec.bus.handlers import result
 from dsec.bus.home import Home
 from dsec.bus.messages import Drained, DrainNode, FailNode, Fleet, NodeStatus
-from dsec.bus.wire import Wire
+from dsec.bus.nats.credentials import Credentials, Role
+from dsec.bus.nats.wire import Wire
 from dsec.sdk.cli.output import emit, json_option, say, table
 
 TIMEOUT: Final = 5.0

@@ -20,13 +20,13 @@ from typing import Any, Final
 import orjson
 
 from dsec.bus import ids, processes, subjects
-from dsec.bus.credentials import Credentials
 from dsec.bus.errors import InfraError, NodeLost, SpecError
 from dsec.bus.handlers import result
 from dsec.bus.home import Home, default_node
 from dsec.bus.host import PLUGINS, load
+from dsec.bus.nats.credentials import Credentials
+from dsec.bus.nats.wire import Wire
 from dsec.bus.transport import Received
-from dsec.bus.wire import Wire
 from dsec.sdk.cli.loop import loop_factory
 from dsec.sdk.cli.output import emit, json_option, say, table
 

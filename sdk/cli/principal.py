@@ -10,10 +10,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from dsec.bus.credentials import Credentials
 from dsec.bus.errors import SpecError
 from dsec.bus.home import Home
 from dsec.bus.host import PLUGINS, load
+from dsec.bus.nats.credentials import Credentials
 from dsec.bus.projects import RIGHTS, ROOT
 from dsec.sdk import Client, config
 from dsec.sdk.cli import options

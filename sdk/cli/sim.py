@@ -15,10 +15,10 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from dsec.bus.credentials import Credentials
 from dsec.bus.errors import SpecError
 from dsec.bus.home import Home
 from dsec.bus.host import PLUGINS, load
+from dsec.bus.nats.credentials import Credentials
 from dsec.sdk.cli.loop import collect_rarely, loop_factory
 from dsec.sdk.cli.output import emit, json_option, say
 

@@ -19,15 +19,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from dsec.bus import ids, natscontext, registry, subjects
-from dsec.bus.broker import Broker
-from dsec.bus.credentials import Credentials
+from dsec.bus import ids, registry, subjects
 from dsec.bus.errors import InfraError, NodeLost, SpecError
 from dsec.bus.handlers import result
 from dsec.bus.home import Home, default_node
 from dsec.bus.host import CONTROL_PLANE, PLUGINS, Context, drivers_of, images_of, load, plugin
 from dsec.bus.messages import Place
-from dsec.bus.wire import Wire
+from dsec.bus.nats import context as natscontext
+from dsec.bus.nats.broker import Broker
+from dsec.bus.nats.credentials import Credentials
+from dsec.bus.nats.wire import Wire
 from dsec.sdk.cli.loop import collect_rarely, loop_factory
 from dsec.sdk.cli.output import emit, say
 

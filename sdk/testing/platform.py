@@ -15,12 +15,12 @@ from typing import Any
 import orjson
 
 from dsec.bus import subjects
-from dsec.bus.credentials import Credentials
 from dsec.bus.errors import InfraError
 from dsec.bus.home import default_node
 from dsec.bus.ids import driver_on
+from dsec.bus.nats.credentials import Credentials
+from dsec.bus.nats.wire import Wire
 from dsec.bus.transport import Received
-from dsec.bus.wire import Wire
 from dsec.sdk import Client
 
 

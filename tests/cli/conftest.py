@@ -11,8 +11,8 @@ from typing import IO, Any
 
 import pytest_asyncio
 
-from dsec.bus.broker import Broker
-from dsec.bus.credentials import Credentials, Role
+from dsec.bus.nats.broker import Broker
+from dsec.bus.nats.credentials import Credentials, Role
 from tests.sdk.conftest import broker, peer
 from tests.sdk.support import PRINCIPAL, PROJECT, Peer
 

@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from dsec.bus import ids, subjects
-from dsec.bus.broker import Broker
-from dsec.bus.core import Core
-from dsec.bus.credentials import Credentials
-from dsec.bus.directget import DirectGet, Stored
+from dsec.bus.core.service import Core
 from dsec.bus.errors import DsecError
 from dsec.bus.handlers import decode, failed, ok, result, serving_internal
 from dsec.bus.home import Home
 from dsec.bus.host import Context
 from dsec.bus.messages import CreateSandbox, Heartbeat, NodeCreate, Record, State, Veto
+from dsec.bus.nats.broker import Broker
+from dsec.bus.nats.credentials import Credentials
+from dsec.bus.nats.directget import DirectGet, Stored
+from dsec.bus.nats.wire import Wire
 from dsec.bus.registry import ensure
 from dsec.bus.spec import Limits, Spec
 from dsec.bus.transport import Received
-from dsec.bus.wire import Wire
 from dsec.plugins.iam import Iam
 from dsec.plugins.scheduler import Scheduler
 

@@ -12,9 +12,9 @@ import pytest
 import pytest_asyncio
 
 from dsec.bus import ids, subjects
-from dsec.bus.claims import Claims
-from dsec.bus.core import Core
-from dsec.bus.directget import DirectGet
+from dsec.bus.core.claims import Claims
+from dsec.bus.core.orders import digest
+from dsec.bus.core.service import Core
 from dsec.bus.errors import (
     Conflict,
     DeadlineExceeded,
@@ -25,7 +25,7 @@ from dsec.bus.errors import (
 )
 from dsec.bus.host import Context
 from dsec.bus.messages import Audit, CreateSandbox
-from dsec.bus.orders import digest
+from dsec.bus.nats.directget import DirectGet
 from dsec.bus.spec import parse_spec
 from dsec.plugins.iam import Iam
 from tests.control.cluster import PRINCIPAL, PROJECT, BookNode, Cluster, now_ms, record

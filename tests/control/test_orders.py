@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsec.bus.core.orders import LONGEST, digest, packed, wanted
 from dsec.bus.errors import UnknownField
 from dsec.bus.messages import NodeCreate
-from dsec.bus.orders import LONGEST, digest, packed, wanted
 from dsec.bus.spec import parse_spec
 
 SPEC = {"backend": "sim", "image": "any", "limits": {"cpu": 2}, "labels": {"a": "ü"}}

@@ -11,11 +11,11 @@ import orjson
 import pytest
 
 from dsec.bus import subjects
+from dsec.bus.core.placing import LATE, Placer
 from dsec.bus.errors import DeadlineExceeded, NoCapacity
 from dsec.bus.handlers import failed, ok
 from dsec.bus.local import Hub, LocalBus
 from dsec.bus.messages import Place
-from dsec.bus.placing import LATE, Placer
 from dsec.bus.transport import Received
 
 ASK = Place(backend="sim")

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from nats.js.errors import APIError
 
 from dsec.bus import ids
-from dsec.bus.appender import Appender
 from dsec.bus.errors import GoneError, SpecError
 from dsec.bus.messages import ListSandboxes, Record, Sandboxes, State
+from dsec.bus.nats.appender import Appender
 from dsec.bus.registry import Page, ensure, lasting, streams
 from dsec.bus.spec import GIB
 from dsec.plugins.iam import Iam

@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsec.bus.shedding import HIGH, LOW, SETTLE, SHARE, Shedder
+from dsec.bus.core.shedding import HIGH, LOW, SETTLE, SHARE, Shedder
 
 
 class World:

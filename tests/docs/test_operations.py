@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from dsec.bus.credentials import Credentials
 from dsec.bus.home import Home
+from dsec.bus.nats.credentials import Credentials
+from dsec.bus.nats.wire import Wire
 from dsec.bus.transport import Received
-from dsec.bus.wire import Wire
 from dsec.sdk import Sandbox
 from dsec.sdk.testing import platform
 from tests.docs.documents import commands, finished, shell

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dsec.bus.wire import Wire
+from dsec.bus.nats.wire import Wire
 from dsec.plugins.container import ContainerDriver
 from dsec.plugins.images import ErofsImages
 from dsec.plugins.images.base import base_image

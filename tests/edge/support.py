@@ -10,14 +10,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsec.bus.core import Core
-from dsec.bus.credentials import Credentials
-from dsec.bus.directget import DirectGet, Stored
+from dsec.bus.core.service import Core
 from dsec.bus.errors import DsecError
 from dsec.bus.frames import Fold, Kind, unpack
 from dsec.bus.host import Context
+from dsec.bus.nats.credentials import Credentials
+from dsec.bus.nats.directget import DirectGet, Stored
+from dsec.bus.nats.wire import Wire
 from dsec.bus.registry import ensure
-from dsec.bus.wire import Wire
 from dsec.plugins.container import ContainerDriver
 from dsec.plugins.edge import Edge
 from dsec.plugins.images import ErofsImages

@@ -13,12 +13,12 @@ import pytest
 from nats.js.api import DiscardPolicy, StreamConfig
 
 from dsec.bus import ids, subjects
-from dsec.bus.appender import Appender
-from dsec.bus.broker import Broker
-from dsec.bus.credentials import Credentials, Role
 from dsec.bus.errors import BrokerDown, LimitError
 from dsec.bus.frames import Frame, Kind
-from dsec.bus.wire import Wire
+from dsec.bus.nats.appender import Appender
+from dsec.bus.nats.broker import Broker
+from dsec.bus.nats.credentials import Credentials, Role
+from dsec.bus.nats.wire import Wire
 from tests.edge.support import NODE, folded, running_streams, stored
 from tests.wire.support import Stack
 
@@ -104,7 +104,7 @@ async def test_a_record_over_a_stream_limit_fails_and_holds_nothing_up(tmp_path:
 async def test_a_record_that_no_stream_takes_is_given_up_at_the_end(
     wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dsec.bus.appender.FLUSH", 0.5)
+    monkeypatch.setattr("dsec.bus.nats.appender.FLUSH", 0.5)
     async with Appender.running(wire) as appender:
         never = appender.put(f"_INBOX.{NODE}.nowhere", b"x")
     with pytest.raises(BrokerDown):

@@ -25,8 +25,8 @@ from dsec.bus.errors import (
 )
 from dsec.bus.handlers import result
 from dsec.bus.messages import NodeCreate, State
+from dsec.bus.nats.wire import Wire
 from dsec.bus.spec import Spec
-from dsec.bus.wire import Wire
 from dsec.sdk import Client, Sandbox
 from tests.edge.support import NODE, Site, eventually, stored, traces
 

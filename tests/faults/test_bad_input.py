@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from dsec.bus import broker
-from dsec.bus.credentials import Credentials, Role
+from dsec.bus.nats import broker
+from dsec.bus.nats.credentials import Credentials, Role
 from dsec.sdk.cli import main
 from tests.cli.conftest import Outcome
 

@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from dsec.bus.credentials import Credentials
 from dsec.bus.errors import BrokerDown
-from dsec.bus.wire import Wire
+from dsec.bus.nats.credentials import Credentials
+from dsec.bus.nats.wire import Wire
 from dsec.sdk import Client
 from tests.faults.support import Halves
 

@@ -19,13 +19,13 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
-from dsec.bus.broker import Broker
-from dsec.bus.core import Core
-from dsec.bus.credentials import Credentials
+from dsec.bus.core.service import Core
 from dsec.bus.home import Home
 from dsec.bus.host import Context
+from dsec.bus.nats.broker import Broker
+from dsec.bus.nats.credentials import Credentials
+from dsec.bus.nats.wire import Wire
 from dsec.bus.registry import ensure
-from dsec.bus.wire import Wire
 from dsec.plugins.container import ContainerDriver
 from dsec.plugins.edge import Edge
 from dsec.plugins.edge import fencing as edge_fencing

@@ -18,13 +18,13 @@ from typing import Any
 import psutil
 
 from dsec.bus import subjects
-from dsec.bus.credentials import Credentials
-from dsec.bus.directget import DirectGet, Stored
 from dsec.bus.errors import DsecError
 from dsec.bus.handlers import result
 from dsec.bus.home import Home
 from dsec.bus.messages import Fleet, NodeStatus
-from dsec.bus.wire import Wire
+from dsec.bus.nats.credentials import Credentials
+from dsec.bus.nats.directget import DirectGet, Stored
+from dsec.bus.nats.wire import Wire
 from dsec.sdk import Client
 from tests.fencing.net import Net
 

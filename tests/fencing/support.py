@@ -7,14 +7,14 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from dsec.bus import subjects
-from dsec.bus.appender import Appender
-from dsec.bus.credentials import Credentials
-from dsec.bus.directget import DirectGet
 from dsec.bus.handlers import decode
 from dsec.bus.messages import Heartbeat, Record
+from dsec.bus.nats.appender import Appender
+from dsec.bus.nats.credentials import Credentials
+from dsec.bus.nats.directget import DirectGet
+from dsec.bus.nats.wire import Wire
 from dsec.bus.nodes import NodeEntry, Nodes
 from dsec.bus.registrar import STREAM, Registrar, subject_of
-from dsec.bus.wire import Wire
 from dsec.plugins.iam import Iam
 from tests.control.cluster import Cluster, now_ms, record
 

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from dsec.bus import ids
+from dsec.bus.core.outlook import seen
 from dsec.bus.messages import ListSandboxes, NodeStatus, Sandboxes, Standing, State
-from dsec.bus.outlook import seen
 from tests.control.cluster import Cluster, now_ms
 from tests.fencing.support import Quiet, of_node
 

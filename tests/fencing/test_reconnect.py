@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from dsec.bus.broker import Broker
 from dsec.bus.home import Home
 from dsec.bus.host import Context
+from dsec.bus.nats.broker import Broker
+from dsec.bus.nats.wire import Wire
 from dsec.bus.transport import Received
-from dsec.bus.wire import Wire
 from dsec.plugins.iam import Iam
 
 pytestmark = [pytest.mark.kill, pytest.mark.slow]

@@ -13,10 +13,10 @@ from dsec.bus.errors import Failure, GoneError, NoCapacity, PolicyError
 from dsec.bus.handlers import decode, result
 from dsec.bus.ids import new_operation
 from dsec.bus.messages import Audit, Event, FailNode, Fleet, NodeStatus, Record, Standing, State
+from dsec.bus.nats.wire import Wire
 from dsec.bus.nodes import EXPECTED, NodeEntry, Nodes, failed, joined
 from dsec.bus.registrar import STREAM, encoded, subject_of, tombstone
 from dsec.bus.transport import Received
-from dsec.bus.wire import Wire
 from dsec.plugins.edge.clock import offset
 from dsec.plugins.scheduler.silence import Patience
 from dsec.plugins.scheduler.watcher import Watcher

@@ -8,13 +8,13 @@ import nkeys
 import pytest
 
 from dsec.bus import subjects
-from dsec.bus.broker import ACCOUNT
-from dsec.bus.credentials import Credentials, Role, new_seed, public_key
 from dsec.bus.errors import DeadlineExceeded
 from dsec.bus.home import Home
 from dsec.bus.host import Context
 from dsec.bus.local import Hub
 from dsec.bus.messages import Audit
+from dsec.bus.nats.broker import ACCOUNT
+from dsec.bus.nats.credentials import Credentials, Role, new_seed, public_key
 from dsec.bus.transport import Received
 from dsec.plugins.iam import AUDITS_PER_SECOND, Iam
 from dsec.plugins.iam.callout import SUBJECT

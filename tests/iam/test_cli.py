@@ -2,9 +2,9 @@
 
 import pytest
 
-from dsec.bus.credentials import Credentials
 from dsec.bus.errors import Unauthenticated
-from dsec.bus.wire import Wire
+from dsec.bus.nats.credentials import Credentials
+from dsec.bus.nats.wire import Wire
 from tests.cli.conftest import Outcome, dsec_process
 from tests.wire.support import Stack
 

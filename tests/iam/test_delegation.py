@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from dsec.bus.credentials import Credentials, Role
 from dsec.bus.errors import Conflict, DsecError, GoneError, PolicyError, QuotaExceeded, SpecError
 from dsec.bus.messages import Request
+from dsec.bus.nats.credentials import Credentials, Role
 from dsec.bus.projects import (
     QUANTITIES,
     RIGHTS,

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from dsec.bus import ids, subjects
-from dsec.bus.broker import Broker
-from dsec.bus.credentials import Credentials, Role, new_seed
-from dsec.bus.directget import DirectGet
 from dsec.bus.errors import BadId, BrokerDown, Conflict, NodeLost, PolicyError, Unauthenticated
 from dsec.bus.home import Home
 from dsec.bus.host import Context
 from dsec.bus.messages import Audit
+from dsec.bus.nats.broker import Broker
+from dsec.bus.nats.credentials import Credentials, Role, new_seed
+from dsec.bus.nats.directget import DirectGet
+from dsec.bus.nats.wire import Wire
 from dsec.bus.transport import Received
-from dsec.bus.wire import Wire
 from dsec.plugins.iam import Iam
 from tests.wire.support import Stack, answered_again, running_broker_with_iam, until
 

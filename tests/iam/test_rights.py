@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsec.bus import ids, subjects
-from dsec.bus.credentials import Role
 from dsec.bus.local import matches
+from dsec.bus.nats.credentials import Role
 from dsec.plugins.iam.rights import Rights, rights_of
 from dsec.plugins.iam.store import Identity
 

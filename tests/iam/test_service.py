@@ -13,8 +13,6 @@ import pytest
 import pytest_asyncio
 
 from dsec.bus import ids, subjects
-from dsec.bus.credentials import Credentials
-from dsec.bus.directget import DirectGet
 from dsec.bus.errors import (
     Conflict,
     GoneError,
@@ -26,8 +24,10 @@ from dsec.bus.errors import (
 )
 from dsec.bus.host import Context
 from dsec.bus.messages import Audit
+from dsec.bus.nats.credentials import Credentials
+from dsec.bus.nats.directget import DirectGet
+from dsec.bus.nats.wire import Wire
 from dsec.bus.transport import Received
-from dsec.bus.wire import Wire
 from dsec.plugins.iam import Iam
 from dsec.plugins.iam.ending import WITHIN
 from dsec.sdk import Client

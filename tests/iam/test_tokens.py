@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsec.bus.credentials import new_seed, public_key
 from dsec.bus.errors import Unauthenticated
+from dsec.bus.nats.credentials import new_seed, public_key
 from dsec.plugins.iam.callout import attempt_in
 from dsec.plugins.iam.tokens import check_signature, claims_of, sign
 

@@ -12,11 +12,11 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Final
 
-from dsec.bus.core import Core
-from dsec.bus.credentials import Credentials
+from dsec.bus.core.service import Core
 from dsec.bus.home import Home
 from dsec.bus.host import Context
-from dsec.bus.wire import Wire
+from dsec.bus.nats.credentials import Credentials
+from dsec.bus.nats.wire import Wire
 from dsec.plugins.iam import Iam
 from dsec.plugins.sim import SimConfig, SimNode, fleet
 from dsec.sdk import Client, State

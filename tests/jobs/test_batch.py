@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dsec.bus.core.jobs import execute
 from dsec.bus.errors import (
     Cancelled,
     Conflict,
@@ -19,7 +20,6 @@ from dsec.bus.errors import (
     UnknownField,
     Unsupported,
 )
-from dsec.bus.jobs import execute
 from dsec.plugins.sim import Delay, Fault, SimConfig
 from dsec.sdk import Client, State
 from dsec.sdk.link import new_operation

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsec.bus import ids
+from dsec.bus.core.jobs.execute import SLICE, slices
+from dsec.bus.core.jobs.messages import Batch, CreateBatch, Failures, NodeBatchAnswer, Phase
+from dsec.bus.core.jobs.plan import Plan, Status
+from dsec.bus.core.jobs.runs import numbers_of, runs_of, size_of
+from dsec.bus.core.jobs.template import digest, overridden, parse_batch
 from dsec.bus.errors import Cancelled, NoCapacity, SpecError
-from dsec.bus.jobs.execute import SLICE, slices
-from dsec.bus.jobs.messages import Batch, CreateBatch, Failures, NodeBatchAnswer, Phase
-from dsec.bus.jobs.plan import Plan, Status
-from dsec.bus.jobs.runs import numbers_of, runs_of, size_of
-from dsec.bus.jobs.template import digest, overridden, parse_batch
 
 COUNT = 40
 NODES = ["n-a", "n-b", "n-c"]

@@ -13,13 +13,13 @@ import pytest
 import pytest_asyncio
 
 from dsec.bus import ids, subjects
-from dsec.bus.appender import Appender
 from dsec.bus.errors import BadId, DsecError, NoSuchExec
 from dsec.bus.frames import FRAME_BYTES, Fold, Frame, Kind, pack_parts, unpack, unpack_data, unpack_frames
 from dsec.bus.handlers import result
 from dsec.bus.host import Context
 from dsec.bus.messages import FetchedLog
-from dsec.bus.wire import Wire
+from dsec.bus.nats.appender import Appender
+from dsec.bus.nats.wire import Wire
 from dsec.plugins.iam import Iam
 from dsec.plugins.journal import Journal
 from tests.control.cluster import PRINCIPAL, PROJECT, Cluster, now_ms

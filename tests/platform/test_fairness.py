@@ -10,11 +10,11 @@ import pytest
 import pytest_asyncio
 
 from dsec.bus import subjects
-from dsec.bus.credentials import Credentials
 from dsec.bus.errors import LimitError
 from dsec.bus.home import Home
 from dsec.bus.ids import new_operation
-from dsec.bus.wire import Wire
+from dsec.bus.nats.credentials import Credentials
+from dsec.bus.nats.wire import Wire
 from dsec.plugins.iam import Iam
 from dsec.sdk import Client, Sandbox
 from dsec.sdk.spec_args import LimitArgs

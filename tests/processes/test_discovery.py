@@ -13,16 +13,17 @@ import pytest
 from nats.micro.request import Request
 from nats.micro.service import EndpointConfig, ServiceConfig, ServiceInfo, ServicePing, ServiceStats
 
-from dsec.bus import ids, natscontext
-from dsec.bus.broker import Broker
-from dsec.bus.credentials import Credentials, Role
+from dsec.bus import ids
 from dsec.bus.errors import SpecError
 from dsec.bus.handlers import ok, serving_internal
 from dsec.bus.home import Home
 from dsec.bus.membership import member
 from dsec.bus.micro import Service
+from dsec.bus.nats import context as natscontext
+from dsec.bus.nats.broker import Broker
+from dsec.bus.nats.credentials import Credentials, Role
+from dsec.bus.nats.wire import Wire
 from dsec.bus.transport import Received
-from dsec.bus.wire import Wire
 from tests.wire.support import until
 
 OURS = Service("ours", "id1", "answers", {"node": "n-a"})

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from dsec.bus.credentials import Credentials
 from dsec.bus.driver import Driver
 from dsec.bus.handlers import result
 from dsec.bus.messages import Place
-from dsec.bus.wire import Wire
+from dsec.bus.nats.credentials import Credentials
+from dsec.bus.nats.wire import Wire
 from dsec.sdk.cli import parser
 from dsec.sdk.testing import platform
 

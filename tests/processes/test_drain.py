@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from dsec.bus.broker import Broker
-from dsec.bus.credentials import Credentials, Role
 from dsec.bus.errors import DsecError
 from dsec.bus.handlers import ok, result, serving_internal
 from dsec.bus.local import Hub
+from dsec.bus.nats.broker import Broker
+from dsec.bus.nats.credentials import Credentials, Role
+from dsec.bus.nats.wire import Wire
 from dsec.bus.transport import Received
-from dsec.bus.wire import Wire
 
 
 class Part:

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from dsec.benchmarks.hotplug import measure
-from dsec.bus.credentials import Credentials
 from dsec.bus.errors import DsecError, InfraError, NoCapacity, SpecError
 from dsec.bus.home import Home, default_node
+from dsec.bus.nats.credentials import Credentials
 from dsec.bus.processes import Options
 from dsec.plugins.iam import Iam
 from dsec.sdk import Client, Sandbox

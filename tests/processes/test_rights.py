@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsec.bus import ids, subjects
-from dsec.bus.credentials import Role
 from dsec.bus.errors import Conflict, DeadlineExceeded, PolicyError
 from dsec.bus.local import matches
+from dsec.bus.nats.credentials import Role
 from dsec.bus.transport import Received
 from dsec.plugins.iam import Iam
 from dsec.plugins.iam.rights import Rights, rights_of

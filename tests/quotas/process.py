@@ -7,9 +7,9 @@ import signal
 import sys
 from pathlib import Path
 
-from dsec.bus.credentials import Credentials
 from dsec.bus.home import Home
 from dsec.bus.host import Context, plugin
+from dsec.bus.nats.credentials import Credentials
 
 
 async def main(part: str, url: str, home: Home) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dsec.bus.admission import (
+from dsec.bus.core.admission import (
     NOTHING,
     SKEW,
     Amount,

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from dsec.bus.broker import Broker
 from dsec.bus.errors import DsecError, QuotaExceeded
 from dsec.bus.home import Home
+from dsec.bus.nats.broker import Broker
 from dsec.bus.registry import ensure
 from dsec.plugins.iam import Iam
 from dsec.sdk import Client

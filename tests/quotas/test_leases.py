@@ -13,19 +13,19 @@ import pytest
 import pytest_asyncio
 
 from dsec.bus import ids, subjects
-from dsec.bus.admission_bounds import OLD
-from dsec.bus.admission_budget import Terms
-from dsec.bus.admission_ledgers import Ledgers
-from dsec.bus.claims import Claims
-from dsec.bus.directget import DirectGet
+from dsec.bus.core.admission.bounds import OLD
+from dsec.bus.core.admission.budget import Terms
+from dsec.bus.core.admission.ledgers import Ledgers
+from dsec.bus.core.claims import Claims
+from dsec.bus.core.quotas import Quotas
 from dsec.bus.errors import DsecError, NoSuchImage, Overloaded, QuotaExceeded, SpecError
 from dsec.bus.handlers import decode, ok, result
 from dsec.bus.messages import Audit, CreateSandbox, NodeCreate, Record, State
+from dsec.bus.nats.directget import DirectGet
+from dsec.bus.nats.wire import Wire
 from dsec.bus.projects import CreateProject, SetQuota
-from dsec.bus.quotas import Quotas
 from dsec.bus.spec import parse_spec
 from dsec.bus.transport import Received
-from dsec.bus.wire import Wire
 from dsec.plugins.iam import Iam
 from dsec.plugins.iam.directory import Directory, Who
 from dsec.plugins.iam.store import Store

@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsec.bus import ids, subjects
-from dsec.bus.admission import NOTHING, Amount, Lease, Ledger
-from dsec.bus.admission_bounds import OLD, Boundaries
-from dsec.bus.admission_ledgers import Ledgers, ledger_data, ledger_in
-from dsec.bus.admission_usage import Usage
-from dsec.bus.claims import Claims, Cover
-from dsec.bus.directget import DirectGet
+from dsec.bus.core.admission import NOTHING, Amount, Lease, Ledger
+from dsec.bus.core.admission.bounds import OLD, Boundaries
+from dsec.bus.core.admission.ledgers import Ledgers, ledger_data, ledger_in
+from dsec.bus.core.admission.usage import Usage
+from dsec.bus.core.claims import Claims, Cover
 from dsec.bus.errors import Overloaded
 from dsec.bus.handlers import ok, serving_internal
 from dsec.bus.local import Hub, LocalBus
 from dsec.bus.messages import State
+from dsec.bus.nats.directget import DirectGet
 from dsec.bus.projects import ROOT, Bounds, Project, Quota
 from dsec.bus.spec import Limits
 from dsec.bus.transport import Received

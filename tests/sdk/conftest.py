@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from dsec.bus.broker import Broker
+from dsec.bus.nats.broker import Broker
 from dsec.sdk import Client, Sandbox
 from tests.sdk import support
 

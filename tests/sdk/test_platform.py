@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from dsec.bus.wire import Wire
+from dsec.bus.nats.wire import Wire
 from dsec.sdk import Client, Ended, Exec, Sandbox
 from dsec.sdk.credit import WINDOW
 from dsec.sdk.testing.platform import Part

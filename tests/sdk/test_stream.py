@@ -15,9 +15,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dsec.bus.broker import Broker
 from dsec.bus.errors import NodeLost, NoSuchExec, SpecError
 from dsec.bus.frames import Frame, Kind, pack_parts, unpack
+from dsec.bus.nats.broker import Broker
 from dsec.sdk import Client, Ended, Sandbox
 from dsec.sdk import stream as stream_module
 from dsec.sdk.credit import Credit

@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsec.bus.credentials import Credentials
-from dsec.bus.directget import DirectGet, Stored
 from dsec.bus.home import Home
-from dsec.bus.wire import Wire
+from dsec.bus.nats.credentials import Credentials
+from dsec.bus.nats.directget import DirectGet, Stored
+from dsec.bus.nats.wire import Wire
 from dsec.plugins.iam import Iam
 from dsec.plugins.sim import SimConfig, SimNode, fleet
 from dsec.plugins.sim.fleet import names

@@ -3,7 +3,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from dsec.bus.broker import Broker
+from dsec.bus.nats.broker import Broker
 from tests.wire.support import Stack, running_broker_with_iam
 
 

@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsec.bus.broker import Broker
-from dsec.bus.credentials import Credentials
 from dsec.bus.errors import DsecError
 from dsec.bus.home import Home
 from dsec.bus.host import Context
-from dsec.bus.wire import Wire
+from dsec.bus.nats.broker import Broker
+from dsec.bus.nats.credentials import Credentials
+from dsec.bus.nats.wire import Wire
 from dsec.plugins.iam import Iam, Prepared
 
 

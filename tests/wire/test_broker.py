@@ -12,11 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dsec.bus import broker as broker_module
-from dsec.bus.broker import Broker
-from dsec.bus.credentials import Credentials, Role
 from dsec.bus.errors import BrokerDown, MissingTool
-from dsec.bus.wire import Wire
+from dsec.bus.nats import broker as broker_module
+from dsec.bus.nats.broker import Broker
+from dsec.bus.nats.credentials import Credentials, Role
+from dsec.bus.nats.wire import Wire
 from tests.wire.support import until
 
 
@@ -79,7 +79,7 @@ def ended(pid: int) -> bool:
 async def test_it_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     program = (
         "import asyncio, sys, pathlib\n"
-        "from dsec.bus.broker import Broker\n"
+        "from dsec.bus.nats.broker import Broker\n"
         "async def main():\n"
         "    async with Broker.running(pathlib.Path(sys.argv[1])) as broker:\n"
         "        print(broker.pid, flush=True)\n"

@@ -8,12 +8,12 @@ import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsec.bus.broker import Broker
-from dsec.bus.credentials import Credentials, Role
 from dsec.bus.errors import DeadlineExceeded, NodeLost, SpecError, TooLarge
 from dsec.bus.local import Hub, matches
+from dsec.bus.nats.broker import Broker
+from dsec.bus.nats.credentials import Credentials, Role
+from dsec.bus.nats.wire import Wire
 from dsec.bus.transport import Bus, Received
-from dsec.bus.wire import Wire
 
 Pair = tuple[Bus, Bus]
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dsec.bus.credentials import Credentials, Role
 from dsec.bus.errors import Unauthenticated
+from dsec.bus.nats.credentials import Credentials, Role
 
 
 def test_saved_credentials_are_private_and_load_again(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nats.errors import ProtocolError
 
-from dsec.bus.connection import Connection
-from dsec.bus.protocol import DirectParser
+from dsec.bus.nats.connection import Connection
+from dsec.bus.nats.protocol import DirectParser
 
 Message = tuple[int, bytes, bytes, bytes, bytes]
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from dsec.bus.broker import Broker
-from dsec.bus.credentials import Credentials, Role
 from dsec.bus.errors import BrokerDown, DsecError, TooLarge
-from dsec.bus.headers import parse_headers
+from dsec.bus.nats.broker import Broker
+from dsec.bus.nats.credentials import Credentials, Role
+from dsec.bus.nats.headers import parse_headers
+from dsec.bus.nats.wire import Wire
 from dsec.bus.transport import Received
-from dsec.bus.wire import Wire
 from tests.wire.support import answered_again, until
 from tests.wire.test_contract import _answering
 

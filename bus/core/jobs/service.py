@@ -16,14 +16,11 @@ from typing import Final, Literal
 
 from dsec.bus import ids, subjects
 from dsec.bus.audit import Auditor
-from dsec.bus.claims import Claims
-from dsec.bus.directget import DirectGet
-from dsec.bus.errors import Conflict, DeadlineExceeded, DsecError, GoneError, InfraError
-from dsec.bus.handlers import Call, Handler, decode, ok, result, typed
-from dsec.bus.jobs import scheduling
-from dsec.bus.jobs.charging import Charging, Quotas
-from dsec.bus.jobs.execute import Execution, new_batch
-from dsec.bus.jobs.messages import (
+from dsec.bus.core.claims import Claims
+from dsec.bus.core.jobs import scheduling
+from dsec.bus.core.jobs.charging import Charging, Quotas
+from dsec.bus.core.jobs.execute import Execution, new_batch
+from dsec.bus.core.jobs.messages import (
     Batch,
     BatchCounts,
     BatchOrder,
@@ -34,11 +31,14 @@ from dsec.bus.jobs.messages import (
     Phase,
     StatJob,
 )
-from dsec.bus.jobs.queue import Queue
-from dsec.bus.jobs.runs import size_of
-from dsec.bus.jobs.store import Kept, Store
-from dsec.bus.jobs.template import digest, parse_batch
+from dsec.bus.core.jobs.queue import Queue
+from dsec.bus.core.jobs.runs import size_of
+from dsec.bus.core.jobs.store import Kept, Store
+from dsec.bus.core.jobs.template import digest, parse_batch
+from dsec.bus.errors import Conflict, DeadlineExceeded, DsecError, GoneError, InfraError
+from dsec.bus.handlers import Call, Handler, decode, ok, result, typed
 from dsec.bus.messages import State
+from dsec.bus.nats.directget import DirectGet
 from dsec.bus.registry import Registry
 from dsec.bus.transport import Bus, Received
 

@@ -24,16 +24,16 @@ from typing import Any, Final, Self
 import orjson
 
 from dsec.bus import subjects
-from dsec.bus.admission import Amount, amount_of
-from dsec.bus.admission_bounds import Boundaries
-from dsec.bus.admission_budget import Budget, Terms
-from dsec.bus.admission_ledgers import Ledgers, amount_data
-from dsec.bus.admission_usage import Usage
-from dsec.bus.claims import Claim, Claims, Cover
-from dsec.bus.directget import DirectGet
+from dsec.bus.core.admission import Amount, amount_of
+from dsec.bus.core.admission.bounds import Boundaries
+from dsec.bus.core.admission.budget import Budget, Terms
+from dsec.bus.core.admission.ledgers import Ledgers, amount_data
+from dsec.bus.core.admission.usage import Usage
+from dsec.bus.core.claims import Claim, Claims, Cover
 from dsec.bus.errors import DsecError, Overloaded, SpecError
 from dsec.bus.handlers import Call, Handler
 from dsec.bus.ids import tail
+from dsec.bus.nats.directget import DirectGet
 from dsec.bus.projects import Quota
 from dsec.bus.spec import Limits, Spec
 from dsec.bus.transport import Bus, Received

@@ -14,10 +14,10 @@ from typing import Any, Final
 import orjson
 
 from dsec.bus import subjects
-from dsec.bus.admission import NOTHING, Amount, thousandths
-from dsec.bus.directget import DirectGet, Stored, answer_of, ask
+from dsec.bus.core.admission import NOTHING, Amount, thousandths
 from dsec.bus.errors import InfraError
 from dsec.bus.messages import State
+from dsec.bus.nats.directget import DirectGet, Stored, answer_of, ask
 from dsec.bus.spec import MIB
 from dsec.bus.transport import Bus
 

@@ -6,11 +6,11 @@ import asyncio
 from typing import Final, Protocol
 
 from dsec.bus import ids
-from dsec.bus.claims import Claim, Claims
+from dsec.bus.core.claims import Claim, Claims
+from dsec.bus.core.jobs.messages import BatchOrder
+from dsec.bus.core.jobs.plan import Plan, Status
+from dsec.bus.core.jobs.template import overridden
 from dsec.bus.errors import DsecError, InfraError
-from dsec.bus.jobs.messages import BatchOrder
-from dsec.bus.jobs.plan import Plan, Status
-from dsec.bus.jobs.template import overridden
 from dsec.bus.spec import Spec
 
 AT_ONCE: Final = 64

@@ -12,7 +12,7 @@ from nats.errors import ProtocolError
 from nats.protocol.parser import MAX_CONTROL_LINE_SIZE, Parser
 
 if TYPE_CHECKING:
-    from dsec.bus.connection import Connection
+    from dsec.bus.nats.connection import Connection
 
 _MESSAGES: Final = {b"MSG": 5, b"HMSG": 6}
 """How many words the line of a message has, if it has a reply subject."""

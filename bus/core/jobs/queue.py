@@ -14,9 +14,9 @@ from typing import Final
 import orjson
 
 from dsec.bus import ids, subjects
-from dsec.bus.directget import answer_of, ask
+from dsec.bus.core.jobs.messages import BatchOrder
 from dsec.bus.errors import DsecError, InfraError
-from dsec.bus.jobs.messages import BatchOrder
+from dsec.bus.nats.directget import answer_of, ask
 from dsec.bus.transport import Bus, Received
 
 ACK_WAIT: Final = 3.0

@@ -18,11 +18,11 @@ from typing import Any, Final, Protocol
 import orjson
 
 from dsec.bus import ids, subjects
+from dsec.bus.core.jobs.messages import Failures, NodeBatch, NodeBatchAnswer
+from dsec.bus.core.jobs.runs import numbers_of, runs_of
+from dsec.bus.core.jobs.template import overridden
 from dsec.bus.errors import Cancelled, DsecError, InfraError, NoCapacity
 from dsec.bus.handlers import decode, in_time, ok, serving_internal
-from dsec.bus.jobs.messages import Failures, NodeBatch, NodeBatchAnswer
-from dsec.bus.jobs.runs import numbers_of, runs_of
-from dsec.bus.jobs.template import overridden
 from dsec.bus.transport import Bus, Received
 
 log = logging.getLogger(__name__)

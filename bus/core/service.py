@@ -14,10 +14,15 @@ from typing import Final
 import orjson
 
 from dsec.bus import ids, subjects
-from dsec.bus.appender import Appender
 from dsec.bus.audit import Auditor
-from dsec.bus.claims import Claim, Claims
-from dsec.bus.directget import DirectGet
+from dsec.bus.core.claims import Claim, Claims
+from dsec.bus.core.jobs.messages import CreateBatch
+from dsec.bus.core.jobs.service import Jobs
+from dsec.bus.core.orders import Wanted, packed, wanted
+from dsec.bus.core.outlook import Outlook
+from dsec.bus.core.placing import Placer
+from dsec.bus.core.quotas import Quotas
+from dsec.bus.core.shedding import MOST, Shedder
 from dsec.bus.errors import DeadlineExceeded, DsecError, GoneError, NoCapacity, NodeLost, Overloaded
 from dsec.bus.handlers import (
     Call,
@@ -32,15 +37,10 @@ from dsec.bus.handlers import (
     typed,
 )
 from dsec.bus.host import Context
-from dsec.bus.jobs.messages import CreateBatch
-from dsec.bus.jobs.service import Jobs
 from dsec.bus.messages import CreateSandbox, ListSandboxes, NodeCreate, Place, Record, Veto
-from dsec.bus.orders import Wanted, packed, wanted
-from dsec.bus.outlook import Outlook
-from dsec.bus.placing import Placer
-from dsec.bus.quotas import Quotas
+from dsec.bus.nats.appender import Appender
+from dsec.bus.nats.directget import DirectGet
 from dsec.bus.registry import Page, Registry
-from dsec.bus.shedding import MOST, Shedder
 from dsec.bus.spec import Spec
 from dsec.bus.transport import Bus, Received
 

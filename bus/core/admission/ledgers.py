@@ -7,9 +7,9 @@ from typing import Final
 import orjson
 
 from dsec.bus import subjects
-from dsec.bus.admission import Amount, Lease, Ledger
-from dsec.bus.directget import DirectGet, answer_of, ask
+from dsec.bus.core.admission import Amount, Lease, Ledger
 from dsec.bus.errors import InfraError
+from dsec.bus.nats.directget import DirectGet, answer_of, ask
 from dsec.bus.transport import Bus
 
 _STREAM: Final = f"KV_{subjects.QUOTA_BUCKET}"

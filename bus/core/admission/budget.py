@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
-from dsec.bus.admission import (
+from dsec.bus.core.admission import (
     NOTHING,
     Amount,
     Lease,
@@ -27,12 +27,12 @@ from dsec.bus.admission import (
     silent,
     wish,
 )
-from dsec.bus.admission_ledgers import Ledgers
-from dsec.bus.admission_usage import Usage
-from dsec.bus.claims import Cover
+from dsec.bus.core.admission.ledgers import Ledgers
+from dsec.bus.core.admission.usage import Usage
+from dsec.bus.core.claims import Cover
+from dsec.bus.core.shedding import aside
 from dsec.bus.errors import DsecError, Overloaded, QuotaExceeded
 from dsec.bus.projects import Quota
-from dsec.bus.shedding import aside
 
 PATIENCE: Final = 0.5
 """Seconds that a create waits for what other cores hold and may give back."""

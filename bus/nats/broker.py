@@ -25,7 +25,7 @@ from typing import Any, Final, Self
 
 from dsec.bus.errors import BrokerDown, MissingTool, SpecError
 from dsec.bus.files import write_private
-from dsec.bus.wire import AUTH_TIMEOUT
+from dsec.bus.nats.wire import AUTH_TIMEOUT
 
 log = logging.getLogger(__name__)
 

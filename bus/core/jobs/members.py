@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Final, Protocol
 
 from dsec.bus import subjects
+from dsec.bus.core.jobs.messages import NodeJob, NodeJobAnswer, SandboxError
 from dsec.bus.errors import DsecError, InfraError
 from dsec.bus.handlers import decode, in_time, ok, serving_internal
-from dsec.bus.jobs.messages import NodeJob, NodeJobAnswer, SandboxError
 from dsec.bus.messages import State
 from dsec.bus.transport import Bus, Received
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from dsec.bus import subjects
-from dsec.bus.directget import DirectGet, Stored, answer_of, ask
+from dsec.bus.core.jobs.messages import Batch
 from dsec.bus.errors import Conflict, InfraError
-from dsec.bus.jobs.messages import Batch
+from dsec.bus.nats.directget import DirectGet, Stored, answer_of, ask
 from dsec.bus.transport import Bus
 
 _STREAM: Final = f"KV_{subjects.JOBS_BUCKET}"

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, StringConstraints
 
+from dsec.bus.core.jobs.runs import Runs
 from dsec.bus.errors import Failure
 from dsec.bus.ids import OperationId
-from dsec.bus.jobs.runs import Runs
 from dsec.bus.messages import VERSION, Message, Request, State
 
 MAX_COUNT: Final = 32_000

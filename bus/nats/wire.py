@@ -24,8 +24,6 @@ from nats.aio.client import Server
 from nats.errors import Error
 from nats.js import JetStreamContext
 
-from dsec.bus.connection import Connection
-from dsec.bus.credentials import Credentials, Role
 from dsec.bus.errors import (
     BrokerDown,
     DeadlineExceeded,
@@ -36,8 +34,10 @@ from dsec.bus.errors import (
     TooLarge,
     Unauthenticated,
 )
-from dsec.bus.headers import header_bytes, parse_headers
 from dsec.bus.ids import tail
+from dsec.bus.nats.connection import Connection
+from dsec.bus.nats.credentials import Credentials, Role
+from dsec.bus.nats.headers import header_bytes, parse_headers
 from dsec.bus.transport import Callback, Received
 from dsec.bus.workload import Workload
 

@@ -12,9 +12,9 @@ import json
 from pathlib import Path
 from typing import Final
 
-from dsec.bus.credentials import Credentials
 from dsec.bus.files import write_private
 from dsec.bus.home import Home
+from dsec.bus.nats.credentials import Credentials
 
 NAME: Final = "dsec"
 _UNUSED: Final = (

@@ -13,8 +13,8 @@ from typing import Any, Final
 import orjson
 
 from dsec.bus import subjects
-from dsec.bus.directget import TIMEOUT, DirectGet, answer_of, ask
 from dsec.bus.errors import BrokerDown, Conflict, DeadlineExceeded, InfraError, NodeLost
+from dsec.bus.nats.directget import TIMEOUT, DirectGet, answer_of, ask
 from dsec.bus.transport import Bus, Received
 
 _STREAM: Final = f"KV_{subjects.OPS_BUCKET}"

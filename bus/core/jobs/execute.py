@@ -17,6 +17,21 @@ from typing import Final
 import orjson
 
 from dsec.bus import ids, subjects
+from dsec.bus.core.jobs import scheduling
+from dsec.bus.core.jobs.charging import Charging
+from dsec.bus.core.jobs.messages import (
+    Batch,
+    BatchOrder,
+    NodeBatch,
+    NodeBatchAnswer,
+    Overrides,
+    Phase,
+    Spread,
+)
+from dsec.bus.core.jobs.plan import Plan, Status
+from dsec.bus.core.jobs.runs import runs_of
+from dsec.bus.core.jobs.store import Kept, Store
+from dsec.bus.core.jobs.template import ask_of, asks_of
 from dsec.bus.errors import (
     Cancelled,
     Conflict,
@@ -27,13 +42,6 @@ from dsec.bus.errors import (
     NodeLost,
 )
 from dsec.bus.handlers import result
-from dsec.bus.jobs import scheduling
-from dsec.bus.jobs.charging import Charging
-from dsec.bus.jobs.messages import Batch, BatchOrder, NodeBatch, NodeBatchAnswer, Overrides, Phase, Spread
-from dsec.bus.jobs.plan import Plan, Status
-from dsec.bus.jobs.runs import runs_of
-from dsec.bus.jobs.store import Kept, Store
-from dsec.bus.jobs.template import ask_of, asks_of
 from dsec.bus.transport import Bus
 
 log = logging.getLogger(__name__)

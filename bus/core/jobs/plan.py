@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import orjson
 
+from dsec.bus.core.jobs.messages import Batch, Failures, NodeBatchAnswer, Phase
+from dsec.bus.core.jobs.runs import numbers_of, runs_of
 from dsec.bus.errors import DsecError
-from dsec.bus.jobs.messages import Batch, Failures, NodeBatchAnswer, Phase
-from dsec.bus.jobs.runs import numbers_of, runs_of
 
 _NOWHERE: Final = 0xFFFF
 _KINDS: Final = 64

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from dsec.bus import subjects
+from dsec.bus.core.jobs.messages import Spread
 from dsec.bus.errors import NodeLost
 from dsec.bus.handlers import result
-from dsec.bus.jobs.messages import Spread
 from dsec.bus.messages import Place
 from dsec.bus.transport import Bus
 

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import orjson
 
+from dsec.bus.core.jobs.messages import CreateBatch, Overrides
 from dsec.bus.errors import SpecError, Unsupported
-from dsec.bus.jobs.messages import CreateBatch, Overrides
 from dsec.bus.spec import Spec, parse_spec
 
 MERGED: Final = ("env", "labels", "limits")

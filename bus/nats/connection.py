@@ -25,8 +25,8 @@ from nats.aio.transport import TcpTransport
 from nats.errors import ConnectionClosedError, Error
 from nats.protocol.parser import PERMISSIONS_ERR, STALE_CONNECTION
 
-from dsec.bus.headers import header_block
-from dsec.bus.protocol import DirectParser
+from dsec.bus.nats.headers import header_block
+from dsec.bus.nats.protocol import DirectParser
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ Direct = Callable[[str, str, bytes, bytes | None], None]
 
 
 class Connection(Client):
-    """One client connection; `dsec.bus.wire.Wire` is its only user."""
+    """One client connection; `dsec.bus.nats.wire.Wire` is its only user."""
 
     def __init__(self, on_violation: Callable[[str], None]) -> None:
         super().__init__()
