@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import Final
 
 from dsec.bus.errors import MissingTool
-from dsec.plugins.images import erofs
+from dsec.plugins.images import erofs, kernel, loop
 
-_KERNEL: Final = (6, 13)
-"""overlayfs takes descriptors of layers from here on; a way for older kernels is not written yet."""
+_KERNEL: Final = (5, 19)
+"""overlayfs takes idmapped layers from here on."""
 _CAP_SYS_ADMIN: Final = 21
 
 
@@ -20,16 +19,22 @@ async def check() -> None:
     for program in ("mkfs.erofs", "fsck.erofs"):
         await erofs.run(program, "--help", advice=erofs.ADVICE)
     check_kernel(os.uname().release, Path("/proc/filesystems").read_text())
+    check_loop(os.uname().release, loop.CONTROL)
     check_rights(Path("/proc/self/status").read_text())
 
 
 def check_kernel(release: str, filesystems: str) -> None:
     """`release` of uname(2), `filesystems` as in proc_filesystems(5)."""
-    version = tuple(int(part) for part in re.findall(r"\d+", release)[:2])
-    if version < _KERNEL:
-        raise MissingTool(f"Linux {release} is too old to compose layers: 6.13 or later is needed")
+    if kernel.version(release) < _KERNEL:
+        raise MissingTool(f"Linux {release} is too old to compose layers: 5.19 or later is needed")
     if missing := " ".join(sorted({"erofs", "overlay"}.difference(filesystems.split()))):
         raise MissingTool(f"the kernel has no {missing}: modprobe -a {missing}")
+
+
+def check_loop(release: str, control: Path) -> None:
+    """`control`: where the loop driver takes requests, when it is there."""
+    if kernel.version(release) < kernel.FILE_BACKED and not control.exists():
+        raise MissingTool(f"Linux {release} mounts layers through loop devices: modprobe loop")
 
 
 def check_rights(status: str) -> None:

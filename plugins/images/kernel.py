@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -27,6 +28,20 @@ _NO_SETUID_FIXUP: Final = 4
 MOUNT_RDONLY: Final = 0x01
 MOUNT_NODEV: Final = 0x04
 MNT_DETACH: Final = 2
+
+Version = tuple[int, int]
+FILE_BACKED: Final[Version] = (6, 12)
+"""EROFS mounts a file as it is from here on; before, through a loop device."""
+DESCRIPTORS: Final[Version] = (6, 13)
+"""overlayfs takes descriptors of layers from here on; before, they must be attached somewhere."""
+UUID_NULL: Final[Version] = (6, 6)
+"""overlayfs has `uuid=null` from here on; before, `uuid=off` means the same."""
+
+
+def version(release: str | None = None) -> Version:
+    """Of `release` as uname(2) tells it, of the running kernel by default."""
+    major, minor = re.findall(r"\d+", release or os.uname().release)[:2]
+    return int(major), int(minor)
 
 
 class FsContext:
@@ -75,6 +90,13 @@ def attach(mount: int, target: str | os.PathLike[str]) -> None:
     """Put a detached mount at `target`; symlinks are not followed in the last component."""
     path = os.fsencode(target)
     _call("move_mount", mount, b"", _AT_FDCWD, path, _MOVE_MOUNT_F_EMPTY_PATH, about=path)
+
+
+def mount(kind: str, target: str | os.PathLike[str], flags: int, options: str) -> None:
+    """mount(2), for what the kernels without the new interface take."""
+    name = os.fsencode(target)
+    if _libc.mount(kind.encode(), name, kind.encode(), ctypes.c_ulong(flags), os.fsencode(options)):
+        raise _error(f"{kind} at {os.fsdecode(target)}".encode())
 
 
 def idmapped_clone(path: str | os.PathLike[str], userns: int, *, readonly: bool) -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from dsec.bus.errors import InfraError, SpecError
-from dsec.plugins.images import erofs, kernel, problems, rootfs
+from dsec.plugins.images import erofs, kernel, loop, problems, rootfs
 
 _ATTRIBUTES: Final = 0x01 | 0x02 | 0x04  # read-only, nosuid, nodev: what a layer holds is not for the host
 _ESCAPE: Final = re.compile(rb"\\([0-7]{3})")
@@ -29,6 +29,7 @@ class LayerMounts:
         self._file = file
         self._mounting: dict[str, asyncio.Task[None]] = {}
         self._mounted: set[str] = set()
+        self._takes_files = kernel.version() >= kernel.FILE_BACKED
 
     async def mount(self, digests: Iterable[str]) -> list[Path]:
         """Mount points of these layers, in this order. Raises MissingTool, InfraError."""
@@ -68,7 +69,9 @@ class LayerMounts:
             with problems.mounts(f"mounting layer {digest[:12]}"), contextlib.ExitStack() as held:
                 context = kernel.FsContext("erofs")
                 held.callback(context.close)
-                context.text("source", file)
+                source = file if self._takes_files else held.enter_context(loop.attached(file))
+                context.text("source", source)
+                context.flag("ro")
                 mount = context.mount(_ATTRIBUTES)
                 held.callback(os.close, mount)
                 kernel.attach(mount, point)

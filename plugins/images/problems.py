@@ -12,10 +12,10 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 _MISSING = {
     errno.EPERM: "the node needs root with CAP_SYS_ADMIN",
     errno.EACCES: "the node needs root with CAP_SYS_ADMIN",
-    errno.ENOSYS: "this kernel is too old: 6.13 or later is needed",
-    errno.ENODEV: "this kernel has no erofs or no overlay: modprobe erofs overlay",
+    errno.ENOSYS: "this kernel is too old: 5.19 or later is needed",
+    errno.ENODEV: "this kernel has no erofs, overlay or loop: modprobe -a erofs overlay loop",
     errno.ENOTBLK: "layers cannot be mounted from there: put the node's home on ext4 or xfs",
-    errno.EINVAL: "Linux 6.13 or later is needed, with the node's home on ext4 or xfs",
+    errno.EINVAL: "Linux 5.19 or later is needed, with the node's home on ext4 or xfs",
 }
 
 

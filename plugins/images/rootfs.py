@@ -7,7 +7,8 @@
 
 Each layer, and `data`, is cloned and idmapped by itself, the merged overlay cannot be. Owners in `upper` are
 thereby ids of the inside. The overlay is made as the inside's root (setfsuid): otherwise overlayfs cannot
-make its work directory (EOVERFLOW). Descriptors stay open until the file system exists.
+make its work directory (EOVERFLOW). Descriptors stay open until the file system exists. Kernels before 6.13
+want the clones attached: they are stacked at `stage` meanwhile, where nobody else looks.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _OPTIONS: Final = {
     "metacopy": "off",
     "redirect_dir": "nofollow",
     "xino": "off",
-    "uuid": "null",
+    "uuid": "null" if kernel.version() >= kernel.UUID_NULL else "off",
 }
 """What a packed layer relies on: an upper file is whole, and refers to nothing below by name."""
 _BUSY_WAITS: Final = (0.002, 0.01, 0.05, 0.2, 0.5)
@@ -58,6 +59,7 @@ class Place:
         self.data = self.directory / "data"
         self.upper = self.data / "upper"
         self._work = self.data / "work"
+        self._stage = self.directory / "stage"
         self._composition = self.directory / "composition.json"
 
     def compose(self, composition: Composition, layers: Sequence[Path]) -> Rootfs:
@@ -100,6 +102,7 @@ class Place:
         """Unmount and delete everything; silent for what never was."""
         with problems.files(f"deleting the writable layer of {self.sandbox}"):
             unmount(self.target)
+            self._unstage()
             tree.remove(self.directory)
 
     def _undo(self) -> None:
@@ -135,9 +138,30 @@ class Place:
             lowers = [_clone(held, layer, userns) for layer in reversed(layers)]
             data = _clone(held, self.data, userns, readonly=False)
             upper, work = (_directory(held, data, name) for name in ("upper", "work"))
+            if kernel.version() >= kernel.DESCRIPTORS:
+                with kernel.acting_as(base):
+                    mount = _overlay(held, lowers, upper, work, volatile=composition.volatile)
+                kernel.attach(mount, self.target)
+                return
+            held.callback(self._unstage)
+            self._stage_all(lowers, data)
+            options = _joined(lowers, upper, work, volatile=composition.volatile)
             with kernel.acting_as(base):
-                mount = _overlay(held, lowers, upper, work, volatile=composition.volatile)
-            kernel.attach(mount, self.target)
+                kernel.mount("overlay", self.target, kernel.MOUNT_NODEV, options)
+
+    def _stage_all(self, lowers: Sequence[int], data: int) -> None:
+        self._unstage()
+        self._stage.mkdir()
+        for clone in (*lowers, data):
+            kernel.attach(clone, self._stage)
+
+    def _unstage(self) -> None:
+        """Repeatable; also what a killed node left."""
+        if self._stage.exists():
+            with contextlib.suppress(OSError):  # EINVAL: nothing is attached any more
+                while True:
+                    kernel.unmount(self._stage, kernel.MNT_DETACH)
+            self._stage.rmdir()
 
 
 def _clone(held: contextlib.ExitStack, path: Path, userns: int, *, readonly: bool = True) -> int:
@@ -169,6 +193,18 @@ def _overlay(
     mount = context.mount(kernel.MOUNT_NODEV)
     held.callback(os.close, mount)
     return mount
+
+
+def _joined(lowers: Sequence[int], upper: int, work: int, *, volatile: bool) -> str:
+    """The same as text; links of /proc are short and need no escapes, a page has room for 200 layers."""
+    here = "/proc/self/fd"
+    places = {
+        "lowerdir": ":".join(f"{here}/{lower}" for lower in lowers),
+        "upperdir": f"{here}/{upper}",
+        "workdir": f"{here}/{work}",
+    }
+    settings = [f"{key}={value}" for key, value in (places | _OPTIONS).items()]
+    return ",".join([*settings, "volatile"] if volatile else settings)
 
 
 def unmount(target: Path) -> None:
