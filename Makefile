@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := python3-venv gcc musl-tools crun runc bubblewrap erofs-utils mmdebstrap procps util-linux ca-certificates
 PROGRAMS := gcc musl-gcc crun runc bwrap mkfs.erofs mmdebstrap ps setpriv unshare
+WORKERS ?= 3
 export DSEC_CACHE ?= $(HOME)/.cache/opendsec
 
 .DEFAULT_GOAL := help
@@ -41,8 +42,9 @@ base: venv ## the base image, made once into the cache and verified at each use
 demo: setup ## the main job: rollouts of real software tasks on containers -> build/demo/report.json
 	$(BIN)/python -m examples.swe_rollouts --report build/demo/report.json
 
-test: setup ## all tests (needs root)
-	$(BIN)/python -m pytest
+test: setup ## all tests (needs root): some at a time, then those that need the machine for themselves
+	$(BIN)/python -m pytest -m 'not alone' -n $(WORKERS) --dist loadscope --no-loadscope-reorder
+	$(BIN)/python -m pytest -m alone
 
 test-fast: setup ## tests that need no node
 	$(BIN)/python -m pytest -m 'not node and not kill and not slow'

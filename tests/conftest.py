@@ -20,3 +20,10 @@ def nothing_blocks_the_loop() -> Iterator[None]:
     """A blocking call from these modules inside a running loop raises BlockingError."""
     with blockbuster_ctx(NEVER_BLOCK):
         yield
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Workers of pytest-xdist begin with the modules that take long: none is left with one at the end."""
+    if hasattr(config, "workerinput"):
+        long = {item.path for item in items if any(item.iter_markers("slow"))}
+        items.sort(key=lambda item: item.path not in long)

@@ -40,12 +40,13 @@ class LifecycleSuite:
     async def test_nothing_is_left_of_a_destroyed_sandbox(
         self, client: Client, backend: str, home: Path
     ) -> None:
-        namespaces = traces.network_namespaces()
         async with client.sandbox(backend=backend, image="base") as sandbox:
             await sandbox.run("echo x > /file; sleep 100 & setsid sleep 100 & true")
             assert traces.of(home, sandbox.id)
+            with traces.network_of(sandbox.id) as still_used:
+                await sandbox.destroy()
+                assert still_used() == set()
         assert traces.of(home, sandbox.id) == []
-        assert traces.network_namespaces() <= namespaces
 
     async def test_destroy_may_be_repeated_and_the_sandbox_is_gone(
         self, client: Client, backend: str

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 MOUNTS = Path("/proc/self/mountinfo")
@@ -27,16 +28,28 @@ def mounts_under(home: Path) -> set[str]:
     return {point for line in lines if (point := line.split()[4]).startswith(f"{home}/")}
 
 
-def network_namespaces() -> set[int]:
-    """Inode of each network namespace that some process is in."""
-    return {inode for entry in _entries() if (inode := _netns(entry)) is not None}
+@contextlib.contextmanager
+def network_of(*sandboxes: str) -> Iterator[Callable[[], set[int]]]:
+    """Tells which of the network namespaces that `sandboxes` have now some process is still in, by inode.
+
+    They stay open while the block runs: the kernel gives the number of one that is gone to the next at once.
+    """
+    names = re.compile("|".join(map(re.escape, sandboxes)))
+    with contextlib.ExitStack() as stack:
+        inodes = set[int]()
+        for entry in _entries():
+            with contextlib.suppress(OSError):
+                if _names(names, entry) and _netns(entry) != _netns(Path("/proc/self")):
+                    inodes.add(os.fstat(stack.enter_context((entry / "ns/net").open("rb")).fileno()).st_ino)
+        yield lambda: inodes & {_netns(entry) for entry in _entries()}
 
 
-def _netns(process: Path) -> int | None:
+def _netns(process: Path) -> int:
+    """Zero when it is gone."""
     try:
         return (process / "ns/net").stat().st_ino
     except OSError:
-        return None
+        return 0
 
 
 def _entries() -> Iterator[Path]:
@@ -58,12 +71,18 @@ def _processes(names: re.Pattern[str]) -> Iterator[str]:
     """Zombies do not count: after a kill of the node's process they are for the machine's init to reap."""
     for entry in _entries():
         try:
-            told = (entry / "cgroup").read_text() + (entry / "cmdline").read_text()
+            told = _names(names, entry)
             zombie = (entry / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
         except OSError:
             continue
-        if not zombie and entry.name != str(os.getpid()) and names.search(told):
+        if told and not zombie and entry.name != str(os.getpid()):
             yield f"process {entry.name}"
+
+
+def _names(names: re.Pattern[str], process: Path) -> bool:
+    """Whether its cgroup or its command line has one of `names`. Raises OSError when it is gone."""
+    told = (process / "cgroup").read_text() + (process / "cmdline").read_text()
+    return names.search(told) is not None
 
 
 def _files(names: re.Pattern[str], home: Path) -> Iterator[str]:

@@ -11,7 +11,7 @@ import pytest
 from dsec.bus import ids
 from tests.container.conftest import Bench, order
 
-pytestmark = pytest.mark.node
+pytestmark = [pytest.mark.node, pytest.mark.alone]
 ROUNDS, CYCLES = 4, 10
 BUDGET_MS = 20.0
 """Twice what a quiet machine shows; a busy one adds half, and the best round counts."""

@@ -12,6 +12,7 @@ from dsec.bus.driver import Rootfs
 from dsec.bus.errors import DsecError, InfraError, MissingTool
 from dsec.plugins.container import door, driver, engine
 from dsec.plugins.container.cgroups import Group
+from dsec.sdk.testing.traces import network_of
 from tests.container.conftest import Bench, order
 
 pytestmark = pytest.mark.node
@@ -19,16 +20,6 @@ pytestmark = pytest.mark.node
 
 POOLED = {"user", "/proc/self/fd"}
 """Descriptors that are no leak: user namespaces, which images keeps for later, and this look itself."""
-
-
-def network_namespaces() -> set[str]:
-    found = set()
-    for process in Path("/proc").glob("[0-9]*/ns/net"):
-        try:
-            found.add(str(process.readlink()))
-        except OSError:
-            continue
-    return found
 
 
 class Traces:
@@ -70,13 +61,12 @@ async def traces(bench: Bench) -> Traces:
 
 
 async def test_fifty_cycles_leave_nothing(bench: Bench, traces: Traces) -> None:
-    namespaces = network_namespaces()
-    mine = set()
     for _ in range(50):
         async with bench.box() as box:
-            mine.add((await box.run("readlink", "/proc/self/ns/net")).out.strip())
-    assert len(mine - namespaces) >= 1
-    assert not mine & network_namespaces()
+            with network_of(box.name) as still_used:
+                assert len(still_used()) == 1
+                await bench.driver.destroy(box.name)
+                assert still_used() == set()
     assert traces.left() == []
 
 

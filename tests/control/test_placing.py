@@ -91,11 +91,10 @@ async def test_an_unanswered_question_does_not_hold_up_those_that_come_later() -
         return granted(place) if len(made.questions) > 1 else None
 
     async with world(silent_once) as (made, placer):
-        lost = asyncio.ensure_future(many(placer, 1, within=0.5))
+        lost = asyncio.ensure_future(many(placer, 1, within=2.0))
         await asyncio.sleep(2 * LATE)
-        started = time.monotonic()
         assert await many(placer, 3)
-        assert time.monotonic() - started < 0.3
+        assert not lost.done()
         with contextlib.suppress(DeadlineExceeded):
             await lost
 

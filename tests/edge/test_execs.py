@@ -72,7 +72,7 @@ async def test_a_command_past_its_quota_runs_on(sandbox: Sandbox) -> None:
 async def test_an_exec_ends_with_its_leader_and_takes_its_children_along(sandbox: Sandbox) -> None:
     started = time.monotonic()
     done = await sandbox.run("setsid sleep 97 & echo done")
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 20
     assert done.stdout == "done\n"
     assert (await sandbox.run("pgrep -x sleep || cat /proc/[0-9]*/comm")).stdout.count("sleep") == 0
 
@@ -86,7 +86,7 @@ async def test_a_timeout_kills_the_tree_and_keeps_the_output(sandbox: Sandbox) -
 async def test_a_timeout_shorter_than_a_short_command_holds(sandbox: Sandbox) -> None:
     done = await sandbox.run("echo x; sleep 9", timeout=0.02)
     assert done.ended is Ended.TIMEOUT
-    assert done.wall_ms < 500
+    assert done.wall_ms < 5000
 
 
 async def test_a_repeated_start_runs_once_and_finds_its_output(site: Site, sandbox: Sandbox) -> None:
@@ -111,8 +111,8 @@ async def test_a_command_that_cannot_start_is_typed_and_may_be_tried_again(sandb
 
 async def test_a_detached_command_is_answered_at_once_and_logged_whole(site: Site, sandbox: Sandbox) -> None:
     started = time.monotonic()
-    running = await sandbox.start("sleep 0.5; seq 50000", detach=True)
-    assert time.monotonic() - started < 0.4
+    running = await sandbox.start("sleep 2; seq 50000", detach=True)
+    assert time.monotonic() - started < 1.9
     subject = log_of(sandbox, running.id)
 
     async def ended() -> bool:

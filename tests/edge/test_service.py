@@ -46,9 +46,15 @@ async def ask(wire: Wire, verb: str, sandbox: str, *, noun: str = "sandbox", **b
     return result((await wire.request(subject, orjson.dumps(envelope), timeout=10)).data)
 
 
-async def audits(site: Site, verb: str) -> list[dict[str, Any]]:
-    await asyncio.sleep(0.2)
-    return [orjson.loads(one.data) for one in await stored(site.stack, "AUDIT", f"audit.edge.{verb}.>")]
+async def audited(site: Site, outcome: str, target: str | None, *verbs: str) -> None:
+    """Return once the trail has that outcome of one of `verbs`; it is written after the answer."""
+
+    async def is_there() -> bool:
+        trail = [one for verb in verbs for one in await stored(site.stack, "AUDIT", f"audit.edge.{verb}.>")]
+        entries = [orjson.loads(one.data) for one in trail]
+        return any(one["outcome"] == outcome and target in {None, one["target"]} for one in entries)
+
+    await eventually(is_there)
 
 
 async def test_another_projects_sandbox_does_not_exist_and_the_attempt_is_audited(
@@ -62,8 +68,7 @@ async def test_another_projects_sandbox_does_not_exist_and_the_attempt_is_audite
         with pytest.raises(NoSuchSandbox) as unknown:
             await (await stranger.attach(never)).run(["true"])
     assert foreign.value.message.replace(sandbox.id, "") == unknown.value.message.replace(never, "")
-    denied = [one for verb in ("start", "stat") for one in await audits(site, verb)]
-    assert any(one["target"] == sandbox.id and one["outcome"] == "no_such_sandbox" for one in denied)
+    await audited(site, "no_such_sandbox", sandbox.id, "start", "stat")
 
 
 @pytest.mark.parametrize(("noun", "verb"), [("sandbox", "start"), ("sandbox", "stop"), ("exec", "resize")])
@@ -107,11 +112,9 @@ async def test_mutating_calls_are_audited_with_their_outcome(
     with pytest.raises(DsecError):
         await ask(tenant, "renew", sandbox.id, ttl=-1)
     await sandbox.destroy()
-    assert any(one["target"] == sandbox.id and one["outcome"] == "ok" for one in await audits(site, "create"))
-    assert any(
-        one["target"] == sandbox.id and one["outcome"] == "ok" for one in await audits(site, "destroy")
-    )
-    assert any(one["outcome"] == "bad_request" for one in await audits(site, "renew"))
+    await audited(site, "ok", sandbox.id, "create")
+    await audited(site, "ok", sandbox.id, "destroy")
+    await audited(site, "bad_request", None, "renew")
 
 
 async def test_a_destroyed_sandbox_leaves_nothing_and_may_be_destroyed_again(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from dsec.bus.home import Home
 from dsec.sdk import Client
 from dsec.sdk.testing import platform
 from dsec.sdk.testing.platform import Part
+from tests.wire.support import until
 
 
 class Halves:
@@ -91,6 +93,13 @@ async def empty(running: Halves) -> None:
         for record in [record async for record in client.list()]:
             with contextlib.suppress(DsecError):
                 await (await client.attach(record.sandbox)).destroy()
+
+
+async def frozen(pid: int) -> None:
+    """SIGSTOP, in force for all its threads: a thread on another processor runs on for a moment."""
+    os.kill(pid, signal.SIGSTOP)
+    threads = [path / "stat" for path in Path(f"/proc/{pid}/task").iterdir()]
+    await until(lambda: all(stat.read_text().rpartition(") ")[2][0] == "T" for stat in threads), within=5)
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from dsec.bus.errors import BrokerDown
 from dsec.bus.nats.credentials import Credentials
 from dsec.bus.nats.wire import Wire
 from dsec.sdk import Client
+from tests.faults import support
 from tests.faults.support import Halves
 
 pytestmark = [pytest.mark.node, pytest.mark.kill, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -82,7 +83,7 @@ async def test_a_subscription_caught_in_the_brokers_death_fails_at_once_and_does
     got: list[bytes] = []
     async with Wire.connect(halves.control.url, who) as wire:
         broker, subject = halves.broker_pid, f"{wire.inbox}.late"
-        os.kill(broker, signal.SIGSTOP)  # it takes the subscription no more
+        await support.frozen(broker)  # it takes the subscription no more
         subscribing = asyncio.create_task(wire.subscribe(subject, lambda message: got.append(message.data)))
         await asyncio.sleep(0.2)
         os.kill(broker, signal.SIGKILL)

@@ -24,7 +24,7 @@ from dsec.bus.transport import Received
 from dsec.plugins.iam import Iam
 from tests.wire.support import Stack, answered_again, running_broker_with_iam, until
 
-SANDBOX = ids.sandbox_on("n-a")
+SANDBOX = "s-a-thesameinallruns0000"
 MINE = subjects.request("exec", "start", "p-default", "u-admin", SANDBOX)
 
 

@@ -12,9 +12,12 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Final
 
+from dsec.bus import subjects
 from dsec.bus.core.service import Core
+from dsec.bus.handlers import result
 from dsec.bus.home import Home
 from dsec.bus.host import Context
+from dsec.bus.messages import Fleet
 from dsec.bus.nats.credentials import Credentials
 from dsec.bus.nats.wire import Wire
 from dsec.plugins.iam import Iam
@@ -39,8 +42,18 @@ async def nodes(
     prepared = Iam.prepare(cluster.home, nodes=names)
     who = {name: prepared.credentials(name) for name in names}
     async with fleet(cluster.url, who, cluster.home.part(f"sim-{prefix}"), config) as running:
-        await asyncio.sleep(0.7)
+        await known(cluster, set(names))
         yield running
+
+
+async def known(cluster: Cluster, names: set[str]) -> None:
+    """Return when the scheduler has heard of all of them."""
+    async with asyncio.timeout(20):
+        while True:
+            answer = await cluster.operator.request(subjects.SCHED_FLEET, b"{}", timeout=5)
+            if names <= {node.node for node in Fleet.model_validate(result(answer.data)).nodes}:
+                return
+            await asyncio.sleep(0.05)
 
 
 def held(running: dict[str, SimNode]) -> list[str]:

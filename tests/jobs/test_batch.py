@@ -146,7 +146,9 @@ async def test_a_cancelled_batch_begins_nothing_more_and_what_runs_runs_on(
     slow = SimConfig(delays={"create": Delay(least=500, most=4000)})
     async with nodes(cluster, slow, prefix="slow") as running:
         batch = await client.create_many(80, **SIM)
-        await asyncio.sleep(0.5)
+        async with asyncio.timeout(20):
+            while not (await batch.progress()).running:  # noqa: ASYNC110 - it is asked as a user does
+                await asyncio.sleep(0.05)
         progress = await batch.cancel()
         assert progress.done
         assert progress.failures == {Failure.GONE: progress.failed}

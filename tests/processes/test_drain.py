@@ -15,6 +15,7 @@ from dsec.bus.nats.broker import Broker
 from dsec.bus.nats.credentials import Credentials, Role
 from dsec.bus.nats.wire import Wire
 from dsec.bus.transport import Received
+from tests.wire.support import until
 
 
 class Part:
@@ -51,7 +52,7 @@ async def test_one_of_two_parts_drains_under_load_and_no_request_is_lost(tmp_pat
         answers: list[str] = []
 
         async def ask() -> None:
-            answers.append(result((await client.request("work", b"", timeout=2)).data)["by"])
+            answers.append(result((await client.request("work", b"", timeout=10)).data)["by"])
 
         async def load() -> None:
             for _ in range(60):
@@ -59,7 +60,7 @@ async def test_one_of_two_parts_drains_under_load_and_no_request_is_lost(tmp_pat
 
         async with serving_internal(other, "work", leaves.work, queue="q"):
             workers = [asyncio.create_task(load()) for _ in range(32)]
-            await asyncio.sleep(0.1)
+            await until(lambda: leaves.done > 0, within=5)
             assert await other.workload.drain(2) == 0
             answered = leaves.done
         await asyncio.gather(*workers)
@@ -76,7 +77,7 @@ async def test_work_that_does_not_end_is_told_after_the_deadline(tmp_path: Path)
         serving_internal(other, "work", slow.work),
     ):
         asking = asyncio.create_task(client.request("work", b"", timeout=5))
-        await asyncio.sleep(0.1)
+        await until(lambda: slow.busy == 1, within=5)
         assert await other.workload.drain(0.2) == 1
         with pytest.raises(DsecError):  # nobody listens any more
             await client.request("work", b"", timeout=1)

@@ -106,11 +106,11 @@ async def test_a_paused_sandbox_runs_nothing_until_it_is_resumed(control: Plane,
 
 async def test_time_to_live_and_idleness_end_a_sandbox(control: Plane, client: Client) -> None:
     async with control.nodes() as nodes:
-        short = await client.create(backend="sim", image="any", ttl=0.5)
+        short = await client.create(backend="sim", image="any", ttl=1.5)
         idle = await client.create(backend="sim", image="any", idle_ttl=0.7)
-        renewed = await client.create(backend="sim", image="any", ttl=0.5)
+        renewed = await client.create(backend="sim", image="any", ttl=1.5)
         await renewed.renew(60)
-        await asyncio.sleep(1.2)
+        await asyncio.sleep(2.2)
         for gone in (short, idle):
             with pytest.raises(NoSuchSandbox):
                 await gone.stat()
