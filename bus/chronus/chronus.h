@@ -20,7 +20,7 @@ struct reply {
     struct head head;
     char body[REPLY_MAX - sizeof(struct head)];
     size_t length; /* of the body */
-    int fds[3], nfds;
+    int fds[REPLY_DESCRIPTORS], nfds;
 };
 
 /* message.c */
@@ -41,7 +41,8 @@ int channel_flush(void);                   /* 1 when nothing is left to send */
 void close_descriptors(struct request *);
 
 /* table.c: every exec not yet released, and the workers. */
-enum { KEPT_STDOUT, KEPT_STDERR, KEPT_STDIN, KEPT };
+/* A terminal's master takes the place of standard input; the last three are a session's. */
+enum { KEPT_STDOUT, KEPT_STDERR, KEPT_STDIN, KEPT_COMMANDS, KEPT_STATUS, KEPT_INPUT, KEPT };
 struct exec {
     char id[EXEC_ID_MAX + 1]; /* "" is a worker: a request that runs in a process of its own */
     pid_t pid;
@@ -49,6 +50,7 @@ struct exec {
     uint32_t request;  /* that waits for an answer, or 0 */
     int progress;      /* read end: what keeps it from execve, or end of file; -1 when known */
     int kept[KEPT];    /* the host's ends of its pipes; -1 when there is none */
+    uint16_t kind;     /* FLAG_SESSION, FLAG_TERMINAL or 0 */
     uint32_t error;    /* why it did not start */
     uint16_t stage;
     int answered, exited, watched; /* watched: this connection wants to know the end */
@@ -68,7 +70,10 @@ enum { DEFERRED = -1 };
 int start_prepare(const char *nofile); /* limit of descriptors for commands, or NULL */
 int start_exec(struct request *, struct reply *);
 pid_t fork_guarded(void); /* the child is preferred by the OOM killer */
-int become_user(const char *user, char **home); /* 0 or an errno; home is "" when unknown */
+int become_user(const char *user, int terminal, char **home); /* 0 or an errno; home is "" when unknown */
+
+/* terminal.c: 0 or an errno. */
+int terminal_open(uint32_t rows, uint32_t columns, int *master, int *slave);
 
 /* files.c, list.c, remove.c */
 int open_outside_proc(const char *path, int flags, mode_t mode);

@@ -8,24 +8,25 @@ import fcntl
 import os
 import stat
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, Self
+from typing import Final, NamedTuple, Protocol, Self
 
 from dsec.bus.chronus.cgroup import ExecCgroup
 from dsec.bus.chronus.faults import explain
-from dsec.bus.chronus.protocol import Exit, Malformed, Op, Reply
+from dsec.bus.chronus.protocol import Exit, Flag, Malformed, Op, Reply
 from dsec.bus.chronus.transport import close_all
 from dsec.bus.errors import InfraError, NoSuchExec, SpecError
 
-__all__ = ["Command", "Exec", "Exit", "HostEnds", "Pipes"]
+__all__ = ["Command", "Exec", "Exit", "HostEnds", "Pipes", "SessionEnds"]
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
     """`user`: name or uid, `:group` or `:gid` may follow. HOME and PATH are set unless `env` has them.
 
-    Without `stdin` the command reads an immediate end of file (/dev/null).
+    Without `stdin` the command reads an immediate end of file (/dev/null). At most one of `stdin`,
+    `session` (a shell that reads its commands from a channel) and `terminal` (rows, columns).
     """
 
     argv: tuple[str, ...]
@@ -33,14 +34,30 @@ class Command:
     env: Mapping[str, str] = field(default_factory=dict)
     user: str = "root"
     stdin: bool = False
+    session: bool = False
+    terminal: tuple[int, int] | None = None
+
+
+class SessionEnds(NamedTuple):
+    """Of a session: its commands are written here, their statuses read; `input` is the file of their stdin."""
+
+    commands: int
+    statuses: int
+    input: int
 
 
 class HostEnds(NamedTuple):
-    """Non-blocking descriptors on the host's side."""
+    """Non-blocking descriptors on the host's side; `stdin` is a terminal's master, too."""
 
     stdout: int
     stderr: int
     stdin: int | None
+    session: SessionEnds | None = None
+
+    def all(self) -> list[int]:
+        """Every descriptor that is there."""
+        stdin = () if self.stdin is None else (self.stdin,)
+        return [self.stdout, self.stderr, *stdin, *(self.session or ())]
 
 
 class Pipes(NamedTuple):
@@ -51,38 +68,109 @@ class Pipes(NamedTuple):
     child: tuple[int, ...]
 
     @classmethod
-    def make(cls, procs: int, *, stdin: bool) -> Self:
+    def make(cls, joined: Sequence[int], command: Command) -> Self:
         """Pipes of the system's default size; the child's ends block, the host's do not.
 
-        `procs`, the opened cgroup.procs, is closed with the child's ends. Raises InfraError.
+        `joined`, the opened cgroup.procs, are closed with the child's ends. Raises InfraError.
         """
-        ends: list[int] = [procs]
+        ends: list[tuple[int, int]] = []
         try:
-            for _ in range(3 if stdin else 2):
-                ends += os.pipe2(os.O_CLOEXEC)
+            ends += [_output(), _output()]
+            if command.session:
+                ends += [_commands(), _status(), _memory()]
+            elif command.stdin:
+                ends.append(os.pipe2(os.O_CLOEXEC))
         except OSError as error:
-            close_all(ends)
+            close_all([*joined, *(end for pair in ends for end in pair)])
             raise InfraError.during("making the pipes of a command", error) from error
-        _, out_read, out_write, err_read, err_write, *inputs = ends
-        host = HostEnds(out_read, err_read, inputs[1] if inputs else None)
-        for end in host:
-            if end is not None:
-                os.set_blocking(end, False)
-        passed = (procs, out_write, err_write, out_read, err_read, *inputs)
-        return cls(host, passed, (procs, out_write, err_write, *inputs[:1]))
+        (out, host_out), (err, host_err), *more = ends
+        passed = (joined[0], out, err, host_out, host_err, *(end for pair in more for end in pair), *joined[1:])
+        host = _host_ends([pair[1] for pair in ends], session=command.session)
+        return cls(host, passed, (*joined, *(pair[0] for pair in ends)))
 
     @staticmethod
-    def attached(descriptors: tuple[int, ...], *, stdin: bool) -> HostEnds:
-        """What ATTACH brought, made non-blocking. Raises Malformed for anything that is not a pipe's end."""
-        modes = [os.O_RDONLY, os.O_RDONLY, os.O_WRONLY][: 3 if stdin else 2]
-        if len(descriptors) != len(modes):
+    def attached(descriptors: tuple[int, ...], flags: int) -> HostEnds:
+        """What ATTACH brought, made non-blocking. Raises Malformed for anything else than it should be."""
+        session = bool(flags & Flag.SESSION)
+        expected = [_is_output, _is_output]
+        if session:
+            expected += [_is_input, _is_output, _is_memory]
+        if flags & Flag.STDIN:
+            expected.append(_is_master if flags & Flag.TERMINAL else _is_input)
+        if len(descriptors) != len(expected):
             raise Malformed(f"{len(descriptors)} descriptors of an exec")
-        for descriptor, mode in zip(descriptors, modes, strict=True):
-            flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-            if not stat.S_ISFIFO(os.fstat(descriptor).st_mode) or flags & os.O_ACCMODE != mode:
+        for descriptor, right in zip(descriptors, expected, strict=True):
+            if not right(descriptor):
                 raise Malformed("a descriptor that is not the end of a pipe it should be")
-            os.set_blocking(descriptor, False)
-        return HostEnds(descriptors[0], descriptors[1], descriptors[2] if stdin else None)
+        return _host_ends(list(descriptors), session=session)
+
+
+_TIOCGPTN: Final = 0x80045430
+
+
+def _output() -> tuple[int, int]:
+    """A pipe that the child writes: its end, then the host's."""
+    read, write = os.pipe2(os.O_CLOEXEC)
+    return write, read
+
+
+def _status() -> tuple[int, int]:
+    """Like `_output`; the inside may open it again by its name in /proc, for writing."""
+    write, read = _output()
+    os.fchmod(write, 0o222)
+    return write, read
+
+
+def _commands() -> tuple[int, int]:
+    """A pipe that the child opens by its name in /proc, and reads: its end, then the host's."""
+    read, write = os.pipe2(os.O_CLOEXEC)
+    os.fchmod(read, 0o444)
+    return read, write
+
+
+def _memory() -> tuple[int, int]:
+    """A file in memory that the child may open for reading: its descriptor, then the host's."""
+    written = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.fchmod(written, 0o444)
+    return os.open(f"/proc/self/fd/{written}", os.O_RDONLY | os.O_CLOEXEC), written
+
+
+def _host_ends(descriptors: list[int], *, session: bool) -> HostEnds:
+    for descriptor in descriptors:
+        os.set_blocking(descriptor, False)
+    out, err, *more = descriptors
+    if session:
+        return HostEnds(out, err, None, SessionEnds(*more))
+    return HostEnds(out, err, more[0] if more else None)
+
+
+def _access(descriptor: int) -> int:
+    return fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
+
+
+def _is_output(descriptor: int) -> bool:
+    return stat.S_ISFIFO(os.fstat(descriptor).st_mode) and _access(descriptor) == os.O_RDONLY
+
+
+def _is_input(descriptor: int) -> bool:
+    return stat.S_ISFIFO(os.fstat(descriptor).st_mode) and _access(descriptor) == os.O_WRONLY
+
+
+def _is_memory(descriptor: int) -> bool:
+    """Whether it is a file in memory: no other kind of file takes this call, and its writes go nowhere else."""
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+    except OSError:
+        return False
+    return _access(descriptor) == os.O_RDWR
+
+
+def _is_master(descriptor: int) -> bool:
+    try:
+        fcntl.ioctl(descriptor, _TIOCGPTN, bytes(4))
+    except OSError:
+        return False
+    return _access(descriptor) == os.O_RDWR
 
 
 class Agent(Protocol):
@@ -96,21 +184,23 @@ class Agent(Protocol):
 
 
 class Exec:
-    """A started command. Owns `stdout`, `stderr` and `stdin` (non-blocking) until `release` or `detach`.
+    """A started command. Owns `stdout`, `stderr`, `stdin` and `session` (non-blocking) until `release` or
+    `detach`.
 
     `exited` has the end of the leader, or AgentCrippled when the channel was lost before, or NoSuchExec when
     it was released before.
     """
 
-    __slots__ = ("_agent", "_cgroup", "exited", "id", "stderr", "stdin", "stdout")
+    __slots__ = ("_agent", "cgroup", "exited", "id", "session", "stderr", "stdin", "stdout")
 
     def __init__(self, agent: Agent, exec_id: str, ends: HostEnds, cgroup: ExecCgroup) -> None:
         self.id = exec_id
         self.stdout, self.stderr = ends.stdout, ends.stderr
         self.stdin = ends.stdin
+        self.session = ends.session
         self.exited: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
         self._agent = agent
-        self._cgroup = cgroup
+        self.cgroup = cgroup
 
     async def signal(self, signum: int) -> None:
         """To the leader only; silent when it has ended. Raises NoSuchExec, SpecError, AgentCrippled."""
@@ -125,7 +215,7 @@ class Exec:
 
     async def kill_tree(self) -> None:
         """SIGKILL to every process of the command, whatever became of its parents; all gone on return."""
-        await self._cgroup.kill()
+        await self.cgroup.kill()
 
     async def release(self) -> None:
         """Kill what is left, remove the cgroup, drop the descriptors on both sides; repeatable.
@@ -134,13 +224,14 @@ class Exec:
         """
         self._agent.forget(self)
         self._agent.post(Op.RELEASE, self.id)
-        await self._cgroup.remove(empty=self.exited.done())
+        await self.cgroup.remove(empty=self.exited.done())
 
     def detach(self) -> None:
         """Close the descriptors here and leave the command running, to be attached again; repeatable."""
-        open_ones = [fd for fd in (self.stdout, self.stderr, self.stdin) if fd is not None and fd >= 0]
+        ends = HostEnds(self.stdout, self.stderr, self.stdin, self.session)
+        open_ones = [fd for fd in ends.all() if fd >= 0]
         self.stdout = self.stderr = -1
-        self.stdin = None
+        self.stdin = self.session = None
         close_all(open_ones)
 
     def _judge(self, reply: Reply) -> None:

@@ -88,14 +88,15 @@ class Guest(Files):
         cgroup = ExecCgroup(self._cgroup / exec_id)
         if exec_id in self._execs:
             raise Conflict(f"exec {exec_id} is running already", field="exec")
-        pipes = await _prepare(cgroup, stdin=command.stdin)
+        pipes = await _prepare(cgroup, command)
         self._execs[exec_id] = new = Exec(self, exec_id, pipes.host, cgroup)
         self._started += 1
         try:
-            flags = Flag.STDIN if command.stdin else Flag.NONE
-            reply = await self._submit(Op.START, body, flags, pipes.passed, pipes.child)
+            reply = await self._submit(Op.START, body, _kind(command), pipes.passed, pipes.child)
             if reply.error:
                 raise start_fault(reply.error, reply.flags, command.argv[0], command.cwd, command.user)
+            if command.terminal:
+                await self._take_master(new)
         except Conflict:
             self.forget(new)
             raise
@@ -134,7 +135,7 @@ class Guest(Files):
 
     def _adopt(self, exec_id: str, reply: Reply) -> Exec:
         try:
-            pipes = Pipes.attached(reply.descriptors, stdin=bool(reply.flags & Flag.STDIN))
+            pipes = Pipes.attached(reply.descriptors, reply.flags)
             ended = protocol.parse_exit(reply.body)[0] if reply.flags & Flag.EXITED else None
         except Malformed as error:
             close_all(reply.descriptors)
@@ -145,6 +146,19 @@ class Guest(Files):
         self._execs[exec_id] = found
         self._started += 1
         return found
+
+    async def _take_master(self, terminal: Exec) -> None:
+        """What a start could not pass: the agent opened it inside."""
+        reply = await _kept(self._submit(Op.ATTACH, text(terminal.id)))
+        try:
+            ends = Pipes.attached(reply.descriptors, reply.flags)
+        except Malformed as error:
+            close_all(reply.descriptors)
+            raise self._malformed(str(error)) from error
+        close_all([ends.stdout, ends.stderr, *(ends.session or ())])
+        terminal.stdin = ends.stdin
+        if reply.flags & Flag.EXITED and not terminal.exited.done():
+            terminal.exited.set_result(protocol.parse_exit(reply.body)[0])
 
     async def wait_closed(self) -> None:
         """Returns when the channel is closed, by whichever side."""
@@ -289,11 +303,20 @@ def _interval() -> float:
     return min(PATIENCE, *CHILD_PATIENCE.values()) / LOOKS
 
 
-async def _prepare(cgroup: ExecCgroup, *, stdin: bool) -> Pipes:
+def _kind(command: Command) -> Flag:
+    """What is asked for: nothing, or one of these."""
+    if command.terminal:
+        return Flag.TERMINAL
+    if command.session:
+        return Flag.SESSION
+    return Flag.STDIN if command.stdin else Flag.NONE
+
+
+async def _prepare(cgroup: ExecCgroup, command: Command) -> Pipes:
     """A cgroup and pipes; neither when it raises InfraError."""
     cgroup.make()
     try:
-        return Pipes.make(cgroup.open_procs(), stdin=stdin)
+        return Pipes.make([cgroup.open_procs()], command)
     except InfraError:
         await cgroup.remove(empty=True)
         raise
@@ -321,6 +344,8 @@ def _start_body(exec_id: str, command: Command) -> bytes:
         raise SpecError("a command needs an id and at least one argument", field="argv")
     environment = [f"{name}={value}" for name, value in command.env.items()]
     counts = _COUNTS.pack(len(command.argv), len(environment))
+    if command.terminal:
+        counts += _COUNTS.pack(*command.terminal)
     try:
         parts = map(text, (exec_id, command.user, command.cwd, *command.argv, *environment))
         body = counts + b"".join(parts)

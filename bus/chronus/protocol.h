@@ -10,7 +10,9 @@ enum {
     REPLY_MAX = 64 * 1024,
     DATA_MAX = 60 * 1024,
     EXEC_ID_MAX = 63,
-    DESCRIPTORS_MAX = 7,
+    DESCRIPTORS_MAX = 14,
+    REPLY_DESCRIPTORS = 5,
+    SESSION_BASE = 250, /* where a session's shell finds its three descriptors */
 };
 
 enum op {
@@ -37,6 +39,8 @@ enum flag { /* of requests and replies; a failed START carries its stage there i
     FLAG_MORE = 4,
     FLAG_TRUNCATE = 8,
     FLAG_RECURSIVE = 16,
+    FLAG_SESSION = 32,
+    FLAG_TERMINAL = 64,
 };
 
 enum stage { STAGE_FORK = 1, STAGE_CGROUP, STAGE_STDIO, STAGE_USER, STAGE_CWD, STAGE_EXEC };

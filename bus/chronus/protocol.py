@@ -7,9 +7,9 @@ whatever does not parse raises Malformed, and nothing here trusts a length.
 | op | request body | reply body |
 |---|---|---|
 | PING | | |
-| START | u32 argc, u32 envc, exec, user, cwd, argv…, `NAME=value`… | of a failure: flags are the Stage |
+| START | u32 argc, u32 envc, with TERMINAL u32 rows, u32 columns; exec, user, cwd, argv…, `NAME=value`… | of a failure: flags are the Stage |
 | EXECS | u32 index to go on at | exec…; MORE |
-| ATTACH | exec | ExitReport when EXITED; descriptors: stdout, stderr, with STDIN also stdin |
+| ATTACH | exec | ExitReport when EXITED; SESSION, TERMINAL; descriptors: the host's, as kept |
 | SIGNAL | u32 number, exec | |
 | CLOSE_STDIN | exec | |
 | RELEASE | exec | none is sent |
@@ -23,7 +23,11 @@ whatever does not parse raises Malformed, and nothing here trusts a length.
 | REMOVE | path; RECURSIVE | |
 
 START passes: cgroup.procs (opened for writing), the child's stdout and stderr (write ends), the host's stdout
-and stderr (read ends); with STDIN also the child's stdin (read end) and the host's (write end).
+and stderr (read ends); then by its kind, and each time the child's end before the host's: with STDIN its
+stdin; with SESSION the channel of commands (the child reads), that of statuses (the child writes) and the
+file of the commands' input, which the child finds as 250, 251 and 252; then any further cgroup.procs to join.
+ATTACH gives the host's ends back in this order. With TERMINAL the command runs on a terminal of the
+sandbox's own, whose master ATTACH gives after stdout and stderr, which nobody writes to.
 """
 
 from __future__ import annotations
@@ -39,7 +43,8 @@ REQUEST_MAX: Final = 160 * 1024
 REPLY_MAX: Final = 64 * 1024
 DATA_MAX: Final = 60 * 1024
 EXEC_ID_MAX: Final = 63
-REPLY_DESCRIPTORS: Final = 3
+REPLY_DESCRIPTORS: Final = 5
+SESSION_BASE: Final = 250
 
 HEAD: Final = struct.Struct("<BBHII")  # version, op, flags, id, errno
 EXIT: Final = struct.Struct("<iIQQ")  # exit code or -1, signal or 0, cpu us, max rss bytes
@@ -71,6 +76,8 @@ class Flag(IntFlag):
     MORE = 4
     TRUNCATE = 8
     RECURSIVE = 16
+    SESSION = 32
+    TERMINAL = 64
 
 
 class Stage(IntEnum):

@@ -36,9 +36,10 @@ static int attach(struct request *request, struct reply *reply) {
         reply->head.flags |= FLAG_EXITED;
         put(reply, &exec->exit, sizeof exec->exit);
     }
-    reply->nfds = exec->kept[KEPT_STDIN] < 0 ? 2 : 3;
-    if (reply->nfds == 3) reply->head.flags |= FLAG_STDIN;
-    memcpy(reply->fds, exec->kept, sizeof reply->fds);
+    reply->head.flags |= exec->kind;
+    if (exec->kept[KEPT_STDIN] >= 0) reply->head.flags |= FLAG_STDIN;
+    for (int i = 0; i < KEPT; i++)
+        if (exec->kept[i] >= 0) reply->fds[reply->nfds++] = exec->kept[i];
     return 0;
 }
 

@@ -7,22 +7,26 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "chronus.h"
 
-enum { PROCS, OUT, ERR, HOST_OUT, HOST_ERR, IN, HOST_IN }; /* descriptors as they are passed */
-enum { SPARE = 2, PREFERRED_VICTIM = 300 };
+enum { PROCS, OUT, ERR, HOST_OUT, HOST_ERR, OPTIONAL, STDIN_ENDS = 2, SESSION_ENDS = 6 }; /* as they are passed */
+enum { SPARE = 2, PREFERRED_VICTIM = 300, FREE_BASE = SESSION_BASE + 10 };
 
 #define DEFAULT_PATH "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 struct command {
     char *id, *user, *cwd;
     char **argv, **env; /* one allocation; env has room for SPARE more */
-    uint32_t envc;
-    int *fds, has_stdin, progress;
+    uint32_t envc, rows, columns;
+    int *fds, nfds; /* as they were passed; behind `joined` stand further cgroup.procs */
+    int joined, progress;
+    uint16_t flags;
+    int master, slave; /* of its terminal, or -1 */
 };
 
 static int null_input = -1;
@@ -70,10 +74,29 @@ static _Noreturn void give_up(const struct command *command, enum stage stage, i
     _exit(told == sizeof report ? 127 : 126);
 }
 
+static void join_cgroups(const struct command *command) {
+    if (write(command->fds[PROCS], "0", 1) != 1) give_up(command, STAGE_CGROUP, errno);
+    for (int i = command->joined; i < command->nfds; i++)
+        if (write(command->fds[i], "0", 1) != 1) give_up(command, STAGE_CGROUP, errno);
+}
+
 static void set_standard_streams(const struct command *command) {
-    int in = command->has_stdin ? command->fds[IN] : null_input;
-    if (dup2(in, 0) < 0 || dup2(command->fds[OUT], 1) < 0 || dup2(command->fds[ERR], 2) < 0)
-        give_up(command, STAGE_STDIO, errno);
+    int in = command->flags & FLAG_STDIN ? command->fds[OPTIONAL] : null_input;
+    int out = command->fds[OUT], err = command->fds[ERR];
+    if (command->slave >= 0) in = out = err = command->slave;
+    if (dup2(in, 0) < 0 || dup2(out, 1) < 0 || dup2(err, 2) < 0) give_up(command, STAGE_STDIO, errno);
+}
+
+/* Out of the way first: what was passed may have come under these very numbers. */
+static void place_session(struct command *command) {
+    int moved[SESSION_ENDS / 2];
+    command->progress = fcntl(command->progress, F_DUPFD_CLOEXEC, FREE_BASE);
+    if (command->progress < 0) _exit(126);
+    for (int i = 0; i < SESSION_ENDS / 2; i++)
+        if ((moved[i] = fcntl(command->fds[OPTIONAL + 2 * i], F_DUPFD_CLOEXEC, FREE_BASE)) < 0)
+            give_up(command, STAGE_STDIO, errno);
+    for (int i = 0; i < SESSION_ENDS / 2; i++)
+        if (dup2(moved[i], SESSION_BASE + i) < 0) give_up(command, STAGE_STDIO, errno);
 }
 
 static const char *lookup(const struct command *command, const char *name) {
@@ -104,26 +127,40 @@ static void reset_process(void) {
 static _Noreturn void run(struct command *command) {
     char *home = "";
     int error;
-    if (write(command->fds[PROCS], "0", 1) != 1) give_up(command, STAGE_CGROUP, errno);
+    join_cgroups(command);
     set_standard_streams(command);
-    if ((error = become_user(command->user, &home))) give_up(command, STAGE_USER, error);
+    if (command->flags & FLAG_SESSION) place_session(command);
+    if ((error = become_user(command->user, command->slave, &home))) give_up(command, STAGE_USER, error);
     prctl(PR_SET_DUMPABLE, 0); /* a change of user may have reset it; execve sets it again */
     if (chdir(command->cwd) < 0) give_up(command, STAGE_CWD, errno);
     complete_environment(command, home);
     reset_process();
+    if (command->slave >= 0 && ioctl(0, TIOCSCTTY, 0) < 0) give_up(command, STAGE_STDIO, errno);
     environ = command->env; /* its PATH is the one that is searched */
     execvp(command->argv[0], command->argv);
     give_up(command, STAGE_EXEC, errno);
 }
 
+/* How many descriptors its kind takes, of which there is at most one. */
+static int optional_ends(uint16_t flags) {
+    switch (flags & (FLAG_STDIN | FLAG_SESSION | FLAG_TERMINAL)) {
+    case 0: case FLAG_TERMINAL: return 0;
+    case FLAG_STDIN: return STDIN_ENDS;
+    case FLAG_SESSION: return SESSION_ENDS;
+    default: return DESCRIPTORS_MAX;
+    }
+}
+
 static int take_command(struct request *request, struct command *command) {
     uint32_t argc = take_u32(request), envc = take_u32(request);
-    *command = (struct command){.id = take_string(request), .user = take_string(request),
-                                .cwd = take_string(request), .envc = envc, .fds = request->fds};
-    command->has_stdin = request->head.flags & FLAG_STDIN;
+    *command = (struct command){.envc = envc, .fds = request->fds, .nfds = request->nfds, .master = -1, .slave = -1};
+    command->flags = request->head.flags;
+    if (command->flags & FLAG_TERMINAL) command->rows = take_u32(request), command->columns = take_u32(request);
+    command->id = take_string(request), command->user = take_string(request), command->cwd = take_string(request);
     if (request->bad || !argc || argc > REQUEST_MAX || envc > REQUEST_MAX) return EPROTO;
     if (!*command->id || strlen(command->id) > EXEC_ID_MAX) return EPROTO;
-    if (request->nfds != (command->has_stdin ? 7 : 5)) return EPROTO;
+    command->joined = OPTIONAL + optional_ends(command->flags);
+    if (request->nfds < command->joined) return EPROTO;
     command->argv = calloc((size_t)argc + 1 + envc + SPARE + 1, sizeof(char *));
     if (!command->argv) return ENOMEM;
     command->env = command->argv + argc + 1;
@@ -137,7 +174,11 @@ static void keep(struct exec *exec, struct command *command) {
     int *fds = command->fds;
     exec->kept[KEPT_STDOUT] = fds[HOST_OUT], fds[HOST_OUT] = -1;
     exec->kept[KEPT_STDERR] = fds[HOST_ERR], fds[HOST_ERR] = -1;
-    if (command->has_stdin) exec->kept[KEPT_STDIN] = fds[HOST_IN], fds[HOST_IN] = -1;
+    exec->kind = command->flags & (FLAG_SESSION | FLAG_TERMINAL);
+    exec->kept[KEPT_STDIN] = command->master;
+    int first = exec->kind & FLAG_SESSION ? KEPT_COMMANDS : KEPT_STDIN;
+    for (int at = OPTIONAL + 1; at < command->joined; at += 2)
+        exec->kept[first + (at - OPTIONAL) / 2] = fds[at], fds[at] = -1;
 }
 
 static int spawn(struct exec *exec, struct command *command) {
@@ -164,10 +205,19 @@ static int start(struct request *request, struct command *command) {
     return DEFERRED;
 }
 
+static int start_on_terminal(struct request *request, struct command *command) {
+    int error = terminal_open(command->rows, command->columns, &command->master, &command->slave);
+    if (error) return error;
+    error = start(request, command);
+    close(command->slave);
+    if (error > 0) close(command->master);
+    return error;
+}
+
 int start_exec(struct request *request, struct reply *reply) {
     struct command command;
     int error = take_command(request, &command);
-    if (!error) error = start(request, &command);
+    if (!error) error = (command.flags & FLAG_TERMINAL ? start_on_terminal : start)(request, &command);
     free(command.argv);
     if (error > 0) reply->head.flags = STAGE_FORK;
     return error;

@@ -21,7 +21,8 @@ struct exec *table_add(const char *id) {
         table = moved, room = larger;
     }
     struct exec *exec = &table[used++];
-    *exec = (struct exec){.progress = -1, .kept = {-1, -1, -1}, .watched = 1};
+    *exec = (struct exec){.progress = -1, .watched = 1};
+    for (int i = 0; i < KEPT; i++) exec->kept[i] = -1;
     strncpy(exec->id, id, EXEC_ID_MAX);
     return exec;
 }

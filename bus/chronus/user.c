@@ -98,7 +98,8 @@ static int set_identity(const struct identity *self) {
     return 0;
 }
 
-int become_user(const char *user, char **home) {
+/* `terminal`, or -1, belongs to the user from then on. */
+int become_user(const char *user, int terminal, char **home) {
     struct identity self = {0};
     char *name = strdup(user);
     if (!name) return ENOMEM;
@@ -106,5 +107,6 @@ int become_user(const char *user, char **home) {
     if (group) *group++ = 0;
     int error = identify(&self, name, group, home);
     if (!*home) *home = "";
+    if (!error && terminal >= 0 && fchown(terminal, self.uid, (gid_t)-1) < 0) error = errno;
     return error ? error : set_identity(&self);
 }
