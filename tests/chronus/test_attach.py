@@ -74,7 +74,7 @@ async def test_the_newest_connection_wins_and_the_former_learns_of_it(box: Insid
     async with box.guest() as first:
         started = await first.start(new_id(), Command(("sleep", "60")))
         async with box.guest() as second:
-            await asyncio.wait_for(first.wait_closed(), 2)
+            await asyncio.wait_for(first.wait_closed(), 10)
             with pytest.raises(AgentCrippled):
                 await first.ping()
             with pytest.raises(AgentCrippled):

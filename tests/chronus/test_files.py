@@ -126,9 +126,9 @@ async def test_what_is_no_regular_file_is_refused_and_never_hangs(guest: Guest, 
     make = "import socket; socket.socket(socket.AF_UNIX).bind('/tmp/socket')"
     await sh(guest, f'test -p /tmp/fifo || mkfifo /tmp/fifo; rm -f /tmp/socket; python3 -c "{make}"')
     with pytest.raises(NoSuchFile):
-        await asyncio.wait_for(guest.read(path, 0, 10), 2)
+        await asyncio.wait_for(guest.read(path, 0, 10), 10)
     with pytest.raises(NoSuchFile):
-        await asyncio.wait_for(guest.write(path, 0, b"x"), 2)
+        await asyncio.wait_for(guest.write(path, 0, b"x"), 10)
 
 
 @pytest.mark.parametrize(

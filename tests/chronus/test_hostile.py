@@ -101,7 +101,7 @@ async def test_garbage_closes_the_channel_with_a_typed_error(
     async with taken_over(tmp_path, lambda out, data: _send(out, GARBAGE[kind](data))) as guest:
         with pytest.raises(AgentCrippled):
             await asyncio.wait_for(call(guest), 5)
-        await asyncio.wait_for(guest.wait_closed(), 1)
+        await asyncio.wait_for(guest.wait_closed(), 10)
         with pytest.raises(AgentCrippled):
             await guest.ping()
 
@@ -212,7 +212,7 @@ async def test_a_start_that_the_inside_holds_up_fails_alone(
             with pytest.raises(AgentCrippled, match="START does not end"):
                 await asyncio.wait_for(guest.start(name, Command(("true",))), 3)
             await asyncio.sleep(0.3)
-        await asyncio.wait_for(guest.ping(), 1)
+        await asyncio.wait_for(guest.ping(), 5)
         assert not any((v2_root() / name).exists() for name in names)
 
 
@@ -224,7 +224,7 @@ async def test_an_agent_that_reads_nothing_does_not_block_the_loop(tmp_path: Pat
     assert not call.done()
     theirs.close()
     with pytest.raises(AgentCrippled):
-        await asyncio.wait_for(call, 2)
+        await asyncio.wait_for(call, 10)
 
 
 async def test_a_flood_of_ends_nobody_waits_for_closes_the_channel(tmp_path: Path) -> None:

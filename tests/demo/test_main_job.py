@@ -88,9 +88,10 @@ def test_every_agent_gets_what_it_is_worth(tmp_path: Path) -> None:
 
 def test_an_interrupted_job_leaves_nothing(tmp_path: Path) -> None:
     home = tmp_path / "home"
+    job_of_a_terminal = ["env", "--default-signal=INT"]  # a shell's background job is born deaf to it
     command = [sys.executable, "-m", "examples.swe_rollouts", "--tasks", "wcwidth", "--rollouts", "4"]
     with subprocess.Popen(
-        [*command, "--home", str(home), "--report", str(tmp_path / "report.json")],
+        [*job_of_a_terminal, *command, "--home", str(home), "--report", str(tmp_path / "report.json")],
         cwd=ROOT,
         stderr=subprocess.DEVNULL,
     ) as job:

@@ -182,7 +182,7 @@ async def test_what_is_destroyed_or_fails_gives_back_at_once(tenants: Tenants) -
         await tenants.insist("p-lab", memory=4 * MIB)
     await tenants.node.destroy(made[0])
     await tenants.node.fail(made[1])
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(5):
         await asyncio.gather(*(tenants.insist("p-lab", memory=4 * MIB) for _ in range(2)))
     with pytest.raises(QuotaExceeded):
         await tenants.insist("p-lab", memory=4 * MIB)
