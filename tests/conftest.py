@@ -1,6 +1,8 @@
 """What holds for every test."""
 
+from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from blockbuster import blockbuster_ctx
@@ -23,7 +25,15 @@ def nothing_blocks_the_loop() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Workers of pytest-xdist begin with the modules that take long: none is left with one at the end."""
+    """Workers of pytest-xdist begin with the modules that take longest: none is left with one at the end."""
     if hasattr(config, "workerinput"):
-        long = {item.path for item in items if any(item.iter_markers("slow"))}
-        items.sort(key=lambda item: item.path not in long)
+        longest: dict[Path, float] = defaultdict(float)
+        for item in items:
+            longest[item.path] = max(longest[item.path], seconds(item))
+        items.sort(key=lambda item: -longest[item.path])
+
+
+def seconds(item: pytest.Item) -> float:
+    """How long it may take, as its marks tell; zero for a quick one."""
+    limit = item.get_closest_marker("timeout")
+    return float(limit.args[0]) if limit else 180.0 * bool(item.get_closest_marker("slow"))
