@@ -99,6 +99,14 @@ class RevokePrincipal(_Asked):
     keep_made: bool = False
 
 
+class RotatePrincipal(_Asked):
+    """iam.rotate: another key for oneself or for whom one may revoke; the former one is refused from then on,
+    and its connections end. Answered by Rotated."""
+
+    principal: PrincipalId
+    public: PublicKey
+
+
 class ListProjects(_Asked):
     """iam.projects: the caller's project and those below it, by name. Answered by Projects."""
 
@@ -126,6 +134,11 @@ class Revoked(Message):
     """Names that were revoked, the one that was asked for first."""
 
     principals: list[str]
+
+
+class Rotated(Message):
+    principal: str
+    public: str
 
 
 class AskBounds(Message):

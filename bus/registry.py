@@ -11,6 +11,7 @@
 | JOBS | batches to be carried out | until they are done |
 | KV_quota | what each core holds of each limited project's budget | - |
 | KV_nodes | the lives of each node: which counts, which were declared failed | - |
+| KV_iam | identities (public keys) and projects, made and read by iam alone | - |
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ TOMBSTONE: Final = {"Nats-TTL": "1h"}
 """Headers of the last record of a sandbox that is gone: it can be read for as long, then it expires."""
 PAGE = 1000
 STREAM: Final = "KV_" + subjects.REGISTRY_BUCKET
-_IN_USE, _NO_STORAGE = 10058, 10047
+IN_USE, _NO_STORAGE = 10058, 10047
 """JetStream's error codes "name already in use with a different configuration", "insufficient storage"."""
 
 
@@ -70,6 +71,13 @@ def streams(exec_bytes: int) -> list[StreamConfig]:
         _bucket(subjects.NODES_BUCKET, max_age=0.0),
         _bucket(subjects.QUOTA_BUCKET, max_age=0.0),
     ]
+
+
+def identities() -> StreamConfig:
+    """The bucket of iam, which makes it itself: nobody else can connect before. It takes atomic batches."""
+    config = _bucket(subjects.IAM_BUCKET, max_age=0.0)
+    config.allow_atomic = True
+    return config
 
 
 async def ensure(jetstream: JetStreamContext, exec_bytes: int = GIB) -> None:
@@ -233,7 +241,7 @@ def _unless_in_use(error: APIError, config: StreamConfig) -> None:
         raise DiskFull(
             f"the broker cannot reserve {config.max_bytes} bytes for {config.name}: free some disk"
         ) from error
-    if error.err_code != _IN_USE:
+    if error.err_code != IN_USE:
         raise InfraError(f"the broker refused stream {config.name}: {error.description}") from error
 
 

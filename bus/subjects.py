@@ -36,7 +36,7 @@ TENANT_VERBS: Final[dict[tuple[str, str], int]] = {
     ("log", "fetch"): 2,  # log.fetch.<p>.<u>
     **{
         ("iam", verb): 2  # iam.project.<p>.<u>
-        for verb in ("project", "projects", "quota", "principal", "principals", "revoke")
+        for verb in ("project", "projects", "quota", "principal", "principals", "revoke", "rotate")
     },
     **{
         ("job", verb): 3  # job.pause.<p>.<u>.<job>
@@ -252,6 +252,7 @@ OPS_BUCKET: Final = "ops"
 QUOTA_BUCKET: Final = "quota"
 NODES_BUCKET: Final = "nodes"
 JOBS_BUCKET: Final = "jobs"
+IAM_BUCKET: Final = "iam"
 JOBS_CONSUMER: Final = "cores"
 """The durable consumer of JOBS that all cores share."""
 

@@ -23,6 +23,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any, Final, Self
 
+from dsec.bus import subjects
 from dsec.bus.errors import BrokerDown, MissingTool, SpecError
 from dsec.bus.files import write_private
 from dsec.bus.nats.wire import AUTH_TIMEOUT
@@ -30,8 +31,11 @@ from dsec.bus.nats.wire import AUTH_TIMEOUT
 log = logging.getLogger(__name__)
 
 ACCOUNT: Final = "DSEC"
-SYSTEM: Final = ("$SYS.REQ.SERVER.PING.CONNZ", "$SYS.REQ.SERVER.*.KICK")
-"""What iam alone asks the servers themselves: which connections a name has, and to close one."""
+SYSTEM: Final = ("$SYS.REQ.SERVER.PING.CONNZ", "$SYS.REQ.SERVER.*.KICK", "$SYS.REQ.SERVER.PING.JSZ")
+"""What iam alone asks the servers themselves: which connections a name has, to close one, and how many servers
+store streams."""
+_API: Final = "$JS.API"
+_BUCKET: Final = f"KV_{subjects.IAM_BUCKET}"
 MAX_PAYLOAD: Final = 1024 * 1024
 PORT_WAIT = 5.0
 """Seconds for which the server of a killed predecessor may still hold the port."""
@@ -65,7 +69,11 @@ class BrokerAuth:
                 *("$SYS.REQ.USER.AUTH", "_INBOX.iam.>", "$SRV.>", "plugin.drain.iam.*"),
                 *("iam.*.*.*", "quota.bounds", "quota.subtree"),
             ],
-            "publish": ["audit.iam.>", "plugin.announce.iam.*", "plugin.heartbeat.iam.*", *SYSTEM],
+            "publish": [
+                *("audit.iam.>", "plugin.announce.iam.*", "plugin.heartbeat.iam.*", *SYSTEM),
+                *(f"$KV.{subjects.IAM_BUCKET}.>", f"{_API}.DIRECT.GET.{_BUCKET}"),
+                *(f"{_API}.STREAM.{verb}.{_BUCKET}" for verb in ("INFO", "CREATE", "UPDATE", "MSG.GET")),
+            ],
             "allow_responses": {"max": 1, "expires": f"{ceil(AUTH_TIMEOUT)}s"},
         }
         return {
@@ -86,6 +94,25 @@ class BrokerAuth:
                 "auth_callout": {"issuer": self.issuer, "auth_users": [self.iam], "account": ACCOUNT},
             },
         }
+
+
+def settings(name: str, home: Path, *, file_bytes: int) -> dict[str, Any]:
+    """The part of nats-server's configuration that all servers have; `home` as the server sees it.
+
+    `file_bytes`: what the streams of the server may take of its disk.
+    """
+    return {
+        "server_name": name,
+        "max_payload": MAX_PAYLOAD,
+        "jetstream": {
+            "store_dir": str(home / "jetstream"),
+            "max_memory_store": MEMORY_STORE,
+            "max_file_store": file_bytes,
+        },
+        "log_file": str(home / "broker.log"),
+        "log_size_limit": LOG_BYTES,
+        "log_max_num": 3,
+    }
 
 
 class Broker:
@@ -135,21 +162,14 @@ class Broker:
         return self._process.pid
 
     def _config(self, auth: BrokerAuth | None) -> dict[str, Any]:
+        # of the whole disk, not of what is free now: a restart must not find its streams too large
+        file_bytes = shutil.disk_usage(self._home).total // 2
         return {
-            "server_name": "dsec",
+            **settings("dsec", self._home, file_bytes=file_bytes),
             "host": self._host,
             "port": self.port,
-            "max_payload": MAX_PAYLOAD,
-            "jetstream": {
-                "store_dir": str(self._home / "jetstream"),
-                "max_memory_store": MEMORY_STORE,
-                # of the whole disk, not of what is free now: a restart must not find its streams too large
-                "max_file_store": shutil.disk_usage(self._home).total // 2,
-            },
-            "log_file": str(self._home / "broker.log"),
-            "log_size_limit": LOG_BYTES,
-            "log_max_num": 3,
-        } | (auth.config() if auth else {})
+            **(auth.config() if auth else {}),
+        }
 
     async def _start(self) -> None:
         command = [

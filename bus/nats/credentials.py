@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Self
@@ -58,11 +58,24 @@ class Credentials:
     project: str = ""
     principal: str = ""
     node: str = ""
+    source: Path | None = field(default=None, repr=False, compare=False)
+    """The file that they came from: what replaces it there is used from the next connect on."""
 
     @classmethod
     def new(cls, role: Role, *, project: str = "", principal: str = "", node: str = "") -> Self:
         """Fresh credentials; they are worth nothing until iam has enrolled their public key."""
         return cls(Role(role), new_seed(), project, principal, node)
+
+    def renewed(self) -> Self:
+        """The same identity with another key, which iam has yet to hear of."""
+        return replace(self, seed=new_seed())
+
+    def current(self) -> Self:
+        """What its file holds now; itself when it has none, or none that is good. Blocks."""
+        try:
+            return self if self.source is None else self.load(self.source)
+        except Unauthenticated:
+            return self
 
     @property
     def public(self) -> str:
@@ -81,7 +94,8 @@ class Credentials:
 
     def save(self, path: Path) -> None:
         """Write to `path` with mode 0600, replacing it whole. Raises OSError."""
-        write_private(path, json.dumps(asdict(self), indent=1) + "\n")
+        fields = {name: value for name, value in asdict(self).items() if name != "source"}
+        write_private(path, json.dumps(fields, indent=1) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -90,7 +104,7 @@ class Credentials:
             with path.open(encoding="utf-8") as file:
                 _refuse_open_mode(path, os.fstat(file.fileno()).st_mode)
                 fields = json.load(file)
-            return cls(**(fields | {"role": Role(fields["role"])}))
+            return cls(**(fields | {"role": Role(fields["role"]), "source": path}))
         except FileNotFoundError:
             raise Unauthenticated(f"no credentials at {path}; `dsec up` writes them there") from None
         except (OSError, ValueError, TypeError, KeyError) as error:

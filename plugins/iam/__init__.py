@@ -7,8 +7,10 @@
         … now everybody else can connect, each with `prepared.credentials(<owner>)`
 
 Every other connection waits for iam: without it the broker lets nobody in, and `Wire.connect` goes on trying.
-`create_principal`, `create_node` and `remove` are the operator's: they work on the home, from any process.
-Over the bus (`service`) principals manage projects and principals below their own, as `directory` allows.
+Who may connect is in a bucket of the broker (`store`), so any number of iam serve, on any machines that have
+the same iam credentials and issuer key. `create_principal`, `create_node` and `remove` are the operator's:
+they leave word in the home, from any process and with the platform running or not (`pending`). Over the bus
+(`service`) principals manage projects and principals below their own, as `directory` allows.
 A refused connection is audited as `audit.iam.connect.<project or none>`.
 """
 
@@ -16,39 +18,41 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import time
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
-
-import nkeys
+from typing import Final, Protocol
 
 from dsec.bus import ids, subjects
 from dsec.bus.audit import Auditor
-from dsec.bus.errors import InfraError, Unauthenticated
-from dsec.bus.files import write_private
+from dsec.bus.errors import Conflict, DsecError, InfraError, Unauthenticated
 from dsec.bus.handlers import receiving
 from dsec.bus.home import Home
 from dsec.bus.host import Context
 from dsec.bus.nats.appender import Appender
 from dsec.bus.nats.broker import BrokerAuth
-from dsec.bus.nats.credentials import Credentials, Role, new_seed, public_key
+from dsec.bus.nats.credentials import Credentials, Role
+from dsec.bus.nats.wire import AUTH_TIMEOUT
 from dsec.bus.projects import ROOT
 from dsec.bus.transport import Bus, Received
 from dsec.plugins.iam.callout import SUBJECT, Attempt, admission, attempt_in, check, refusal
-from dsec.plugins.iam.directory import Directory
 from dsec.plugins.iam.ending import Ending
+from dsec.plugins.iam.entries import Identity
+from dsec.plugins.iam.former import take_over
+from dsec.plugins.iam.issuer import Issuer
+from dsec.plugins.iam.pending import EVERY, Order, Pending
 from dsec.plugins.iam.service import Service
-from dsec.plugins.iam.store import Identity, Store
+from dsec.plugins.iam.store import Store
 
 log = logging.getLogger(__name__)
 
 DEFAULT_PROJECT: Final = ROOT
 DEFAULT_PRINCIPAL: Final = "u-admin"
 CONTROL_ROLES: Final = (Role.IAM, Role.CORE, Role.SCHEDULER, Role.JOURNAL, Role.OPERATOR)
+JUDGED_WITHIN: Final = 0.8 * AUTH_TIMEOUT
+"""Seconds; whoever hears nothing for longer has met an absent iam, and tries again."""
 AUDITS_PER_SECOND: Final = 50
 """Refusals audited each second; a client that hammers at the door must not fill the AUDIT stream."""
 
@@ -69,13 +73,21 @@ class Prepared:
         return Credentials.load(self.path(owner))
 
 
-class Iam:
-    """Answers the broker's auth callouts. Any number run in one queue group over the same home."""
+class Identities(Protocol):
+    """What a callout asks."""
 
-    def __init__(self, bus: Bus, home: Path, auditor: Auditor) -> None:
+    async def find(self, public: str) -> Identity | None:
+        """Who has this public nkey now. Raises InfraError while nobody can know."""
+        ...
+
+
+class Iam:
+    """Answers the broker's auth callouts. Any number run in one queue group."""
+
+    def __init__(self, bus: Bus, identities: Identities, issuer: Issuer, auditor: Auditor) -> None:
         self._bus = bus
-        self._store = _store(home)
-        self._issuer = _issuer(home)
+        self._identities = identities
+        self._issuer = issuer
         self._auditor = auditor
         self._second, self._audits = 0, 0
 
@@ -83,7 +95,7 @@ class Iam:
     def prepare(cls, home: Home, *, nodes: Iterable[str] = ()) -> Prepared:
         """Make what is missing: issuer key, credentials of every role, of `nodes`, and of `u-admin`.
 
-        Repeatable; credentials that are good stay as they are. Raises OSError, BadId, InfraError.
+        Repeatable; credentials that are there stay as they are. Raises OSError, BadId, InfraError.
         """
         wanted = [Credentials.new(role) for role in CONTROL_ROLES]
         wanted += [Credentials.new(Role.EDGE, node=ids.check("node", node)) for node in nodes]
@@ -91,13 +103,14 @@ class Iam:
         for fresh in wanted:
             _ensure(home, fresh)
         iam = Credentials.load(_file(home, Role.IAM.value))
-        return Prepared(BrokerAuth(public_key(_issuer(home.part("iam"))), iam.public), home.credentials)
+        return Prepared(BrokerAuth(Issuer(home.part("iam")).public, iam.public), home.credentials)
 
     @classmethod
     def create_principal(cls, home: Home, project: str, name: str) -> Credentials:
         """A new principal `u-…` of project `p-…` (which exists by having one), also saved to its file.
 
-        Raises BadId, Conflict (the name is taken, in whichever project).
+        Raises BadId, Conflict (the home has credentials of that name; that somebody else has the name, iam
+        finds out, and logs it).
         """
         ids.check("project", project)
         return _enrol(
@@ -120,38 +133,57 @@ class Iam:
 
     @classmethod
     def remove(cls, home: Home, owner: str) -> None:
-        """Forget a principal `u-…`, node `n-…` or driver `d-…`; refused at its next connect. Raises BadId."""
+        """Forget a principal `u-…`, node `n-…` or driver `d-…`; refused at its next connect, and its
+        connections end. Raises BadId."""
         ids.check({"u-": "principal", "d-": "plugin"}.get(owner[:2], "node"), owner)
-        _store(home.part("iam")).remove(owner)
+        Pending(home.part("iam")).note(Order.removing(owner))
         _file(home, owner).unlink(missing_ok=True)
 
     @classmethod
     @contextlib.asynccontextmanager
     async def running(cls, bus: Bus, context: Context) -> AsyncIterator[None]:
         """Answers while the block runs; `context.home` is `Home.part("iam")` after `prepare`."""
-        async with Appender.running(bus) as appender, Ending.running(bus) as ending:
+        issuer, pending = Issuer(context.home), Pending(context.home)
+        async with (
+            Store.running(bus) as store,
+            Appender.running(bus) as appender,
+            Ending.running(bus) as ending,
+        ):
             auditor = Auditor(appender, "iam")
-            iam = cls(bus, context.home, auditor)
-            service = Service(bus, Directory(iam._store), auditor, ending)
+            await take_over(context.home, issuer.public, store)
+            orders = _Orders(pending, store, ending)
+            await orders.obey()
             async with (
-                receiving(bus, SUBJECT, iam.asked, queue="iam", concurrency=256),
-                service.serving(),
+                cls(bus, orders, issuer, auditor).answering(),
+                Service(bus, store, auditor, ending).serving(),
+                orders.watched(),
             ):
                 yield
 
+    @contextlib.asynccontextmanager
+    async def answering(self) -> AsyncIterator[None]:
+        """Callouts are answered while the block runs."""
+        async with receiving(self._bus, SUBJECT, self.asked, queue="iam", concurrency=256):
+            yield
+
     async def asked(self, message: Received) -> None:
-        """Answer one callout; what no broker signed gets no answer."""
+        """Answer one callout; what no broker signed gets no answer, nor does what cannot be known now."""
         try:
             attempt = attempt_in(message.data)
+            async with asyncio.timeout(JUDGED_WITHIN):
+                known = await self._identities.find(attempt.public)
         except Unauthenticated as error:
             log.warning("callout ignored: %s", error)
             return
-        known = await asyncio.to_thread(self._store.find, attempt.public)
+        except (InfraError, TimeoutError) as error:
+            log.warning("a connection cannot be judged now: %s", error)
+            return
+        seed = self._issuer.seed
         try:
-            answer = admission(attempt, check(attempt, known), self._issuer)
+            answer = admission(attempt, check(attempt, known), seed)
         except Unauthenticated as error:
             self._audit(attempt, known, error)
-            answer = refusal(attempt, error.message, self._issuer)
+            answer = refusal(attempt, error.message, seed)
         with contextlib.suppress(InfraError):  # the broker is gone, and the connection with it
             await self._bus.publish(message.reply, answer)
 
@@ -167,8 +199,39 @@ class Iam:
         self._auditor.note(address, SUBJECT, outcome=error.code, target=attempt.public[:60], detail=detail)
 
 
-def _store(home: Path) -> Store:
-    return Store(home / "identities.sqlite3")
+class _Orders:
+    """The bucket as it is once the operator's orders in this home are carried out."""
+
+    def __init__(self, pending: Pending, store: Store, ending: Ending) -> None:
+        self._pending = pending
+        self._store = store
+        self._ending = ending
+
+    async def find(self, public: str) -> Identity | None:
+        await self.obey()
+        return await self._store.find(public)
+
+    async def obey(self) -> None:
+        done = await self._pending.take_in(self._store)
+        self._ending.end([order.member.owner for order in done if order.verb in {"remove", "rotate"}])
+
+    @contextlib.asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """Orders are carried out soon, whether or not somebody connects."""
+        task = asyncio.create_task(self._watch())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(EVERY)
+            try:
+                await self.obey()
+            except (DsecError, OSError) as error:
+                log.warning("orders of the operator wait: %s", error)
 
 
 def _file(home: Home, owner: str) -> Path:
@@ -176,23 +239,23 @@ def _file(home: Home, owner: str) -> Path:
 
 
 def _enrol(home: Home, fresh: Credentials) -> Credentials:
-    _store(home.part("iam")).add(fresh)
+    if _file(home, fresh.owner).exists():
+        raise Conflict(f"{fresh.owner} exists already: names are unique in an installation")
+    Pending(home.part("iam")).note(Order.of("add", fresh))
     fresh.save(_file(home, fresh.owner))
     return fresh
 
 
 def _ensure(home: Home, fresh: Credentials) -> None:
-    """The name has credentials that iam knows; `fresh` ones only when there are no good ones."""
-    store, file = _store(home.part("iam")), _file(home, fresh.owner)
-    if not (file.exists() and store.find(Credentials.load(file).public)):
-        store.replace(fresh)
+    """The name has credentials that iam knows; `fresh` ones only when there are none.
+
+    iam's own key is known to the broker itself. The order comes first: one without its credentials is
+    overruled by the next start's.
+    """
+    file = _file(home, fresh.owner)
+    known = Credentials.load(file) if file.exists() else None
+    if fresh.role is not Role.IAM:
+        order = Order.of("ensure", known) if known else Order.of("replace", fresh)
+        Pending(home.part("iam")).note(order)
+    if known is None:
         fresh.save(file)
-
-
-def _issuer(home: Path) -> str:
-    """The seed that signs iam's answers, made at first use."""
-    path = home / "issuer.json"
-    if not path.exists():
-        write_private(path, json.dumps({"seed": new_seed(nkeys.PREFIX_BYTE_ACCOUNT)}) + "\n")
-    seed: str = json.loads(path.read_text(encoding="utf-8"))["seed"]
-    return seed

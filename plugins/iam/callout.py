@@ -12,8 +12,8 @@ from typing import Any, Final
 from dsec.bus.errors import Unauthenticated
 from dsec.bus.nats.broker import ACCOUNT, MAX_PAYLOAD
 from dsec.plugins.iam import tokens
+from dsec.plugins.iam.entries import Identity
 from dsec.plugins.iam.rights import Rights, rights_of
-from dsec.plugins.iam.store import Identity
 
 SUBJECT: Final = "$SYS.REQ.USER.AUTH"
 
@@ -65,6 +65,8 @@ def check(attempt: Attempt, known: Identity | None) -> Identity:
 def admission(attempt: Attempt, identity: Identity, issuer_seed: str) -> bytes:
     """The answer that lets the connection in with the rights of `identity`."""
     user = _user_claims(attempt.user, identity.owner, rights_of(identity))
+    if identity.until:
+        user["exp"] = int(identity.until)
     return _answer(attempt, {"jwt": tokens.sign(user, issuer_seed)}, issuer_seed)
 
 
@@ -74,7 +76,7 @@ def refusal(attempt: Attempt, why: str, issuer_seed: str) -> bytes:
 
 
 def _user_claims(user: str, name: str, rights: Rights) -> dict[str, Any]:
-    """No expiry: a run of days must not lose its connection; a removed key is refused at the next connect."""
+    """No expiry but a former key's: a run of days must not lose its connection. The broker ends one at it."""
     nats: dict[str, Any] = {
         "type": "user",
         "version": 2,

@@ -1,4 +1,6 @@
-"""Projects and principals as their makers manage them: who may do what to whom, in one transaction each.
+"""Projects and principals as their makers manage them: who may do what to whom. No I/O.
+
+Each method is the work of one transaction (`Store.change`, `Tables.attempt`), or reads what is fresh.
 
 The rules of delegation:
 - nobody reaches above or beside: a caller's authority is the projects below its own, and in its own the
@@ -10,10 +12,9 @@ The rules of delegation:
 from __future__ import annotations
 
 import hashlib
-import sqlite3
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import orjson
@@ -22,6 +23,7 @@ from pydantic import BaseModel
 from dsec.bus.errors import Conflict, GoneError, LimitError, PolicyError, QuotaExceeded, SpecError
 from dsec.bus.handlers import ok
 from dsec.bus.messages import Request
+from dsec.bus.nats.credentials import Role
 from dsec.bus.projects import (
     QUANTITIES,
     RIGHTS,
@@ -37,16 +39,19 @@ from dsec.bus.projects import (
     Quota,
     Revoked,
     RevokePrincipal,
+    Rotated,
+    RotatePrincipal,
     SetQuota,
     Subtree,
 )
-from dsec.plugins.iam.store import Store
+from dsec.plugins.iam.entries import REMEMBERED, Member
 from dsec.plugins.iam.tables import Tables
 
 MOST_DEPTH: Final = 16
 MOST_CHILDREN: Final = 10_000
 """Projects directly below one, and principals in one."""
-REMEMBERED: Final = 24 * 3600.0
+MOST_CHANGES: Final = 900
+"""Principals that one transaction may change; the bucket takes 1,000 entries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +63,10 @@ class Who:
 
 
 class Directory:
-    """Methods block for about a millisecond and raise, besides what they name, InfraError and DiskFull."""
+    """Over tables that the caller has made fresh."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
 
     def create_project(self, who: Who, asked: CreateProject) -> bytes:
         """The answer with the Project. Raises GoneError, Conflict, QuotaExceeded, LimitError, PolicyError."""
@@ -111,77 +116,126 @@ class Directory:
             )
             if tables.count_principals(project) >= MOST_CHILDREN:
                 raise LimitError(f"{project} has {MOST_CHILDREN} principals", field="project")
-            try:
-                tables.add_principal(made, asked.public)
-            except sqlite3.IntegrityError:
-                taken = "principal" if tables.owner_exists(asked.principal) else "public"
-                raise Conflict(f"this {taken} is taken: choose another", field=taken) from None
+            if tables.owner_exists(asked.principal):
+                raise Conflict("this principal is taken: choose another", field="principal")
+            tables.put_member(_member(made, asked.public))
             return made
 
         return self._once(who, asked, work)
 
     def revoke(self, who: Who, asked: RevokePrincipal) -> bytes:
-        """The answer with the names that were Revoked. Raises GoneError, PolicyError."""
+        """The answer with the names that were Revoked, after `prune`. Raises GoneError, PolicyError."""
 
         def work(tables: Tables) -> Revoked:
             _managed(tables, who, asked.principal)
-            made = tables.made(asked.principal)
+            made = [] if asked.keep_made else tables.made(asked.principal)
             if asked.keep_made:
-                tables.hand_over(asked.principal, who.principal)
-            names = [asked.principal, *(() if asked.keep_made else made)]
+                self._hand_over(asked.principal, who.principal)
+            names = [asked.principal, *made]
             tables.remove(names)
             return Revoked(principals=names)
 
         return self._once(who, asked, work)
 
+    def prune(self, who: Who, asked: RevokePrincipal) -> list[str]:
+        """What must go before `revoke` fits into one transaction; as often as it returns names.
+
+        Those furthest from the revoked principal go first: whatever comes in between, it can be repeated.
+        """
+        tables = self._tables
+        _authorized(tables, who)
+        if tables.answer(who.project, asked.op, since=time.time() - REMEMBERED):
+            return []
+        _managed(tables, who, asked.principal)
+        if asked.keep_made:
+            many = len(tables.made_directly(asked.principal)) > MOST_CHANGES
+            return self._hand_over(asked.principal, who.principal) if many else []
+        made = tables.made(asked.principal)
+        last = made[-MOST_CHANGES:] if len(made) > MOST_CHANGES else []
+        tables.remove(last)
+        return last
+
+    def rotate(self, who: Who, asked: RotatePrincipal) -> bytes:
+        """The answer with the Rotated: one's own key, or that of whom one may revoke.
+
+        Raises GoneError, Conflict (somebody has the key), PolicyError.
+        """
+
+        def work(tables: Tables) -> Rotated:
+            if asked.principal != who.principal:
+                _managed(tables, who, asked.principal)
+            member = tables.member(asked.principal)
+            assert member is not None, "it is managed, or the caller"
+            tables.put_member(rotated(member, asked.public, grace=0.0))
+            return Rotated(principal=asked.principal, public=asked.public)
+
+        return self._once(who, asked, work)
+
+    def _hand_over(self, maker: str, to: str) -> list[str]:
+        """Some of what `maker` made is `to`'s from now on."""
+        given = self._tables.made_directly(maker)[:MOST_CHANGES]
+        for member in given:
+            self._tables.put_member(replace(member, by=to))
+        return [member.owner for member in given]
+
     def projects(self, who: Who, asked: ListProjects) -> Projects:
         """The caller's project and those below it, by name."""
-        with self._store.reading() as database:
-            tables = Tables(database)
-            _authorized(tables, who)
-            names = sorted(name for name in tables.subtree(who.project) if name > asked.after)
-            chosen = [tables.project(name) for name in names[: asked.limit]]
+        tables = self._tables
+        _authorized(tables, who)
+        names = sorted(name for name in tables.subtree(who.project) if name > asked.after)
+        chosen = [tables.project(name) for name in names[: asked.limit]]
         return Projects(projects=chosen, more=len(names) > asked.limit)
 
     def principals(self, who: Who, asked: ListPrincipals) -> Principals:
         """Principals of the caller's project and those below it, or of one of them. Raises GoneError."""
-        with self._store.reading() as database:
-            tables = Tables(database)
-            _authorized(tables, who)
-            if asked.project in {None, who.project}:
-                projects = [who.project] if asked.project else tables.subtree(who.project)
-            else:
-                projects = [_below(tables, who.project, str(asked.project), "project")[0].project]
-            found = tables.principals(projects, asked.after, asked.limit + 1)
+        tables = self._tables
+        _authorized(tables, who)
+        if asked.project in {None, who.project}:
+            projects = {who.project} if asked.project else tables.subtree(who.project)
+        else:
+            projects = {_below(tables, who.project, str(asked.project), "project")[0].project}
+        found = tables.principals(projects, asked.after, asked.limit + 1)
         return Principals(principals=found[: asked.limit], more=len(found) > asked.limit)
 
     def bounds(self, project: str) -> Bounds:
         """What bounds a project: those of its line that have a quota."""
-        with self._store.reading() as database:
-            line = Tables(database).line(project)
-        return Bounds(bounds=[one for one in line if one.quota != Quota()])
+        return Bounds(bounds=[one for one in self._tables.line(project) if one.quota != Quota()])
 
     def subtree(self, project: str) -> Subtree:
         """A project and all below it."""
-        with self._store.reading() as database:
-            return Subtree(projects=sorted(Tables(database).subtree(project)))
+        return Subtree(projects=sorted(self._tables.subtree(project)))
 
     def _once(self, who: Who, asked: Request, work: Callable[[Tables], BaseModel]) -> bytes:
         """The first answer to the operation; the change and the answer are stored together, or neither."""
-        digest = _digest(who, asked)
-        with self._store.writing() as database:
-            tables = Tables(database)
-            _authorized(tables, who)
-            known = tables.answer(who.project, asked.op, since=time.time() - REMEMBERED)
-            if known is not None and known[0] != digest:
-                raise Conflict(
-                    f"key {asked.op!r} was used with another request; choose a new one", field="op"
-                )
-            if known is not None:
-                return known[1]
-            answer = ok(work(tables))
-            tables.remember(who.project, asked.op, digest, answer)
-            return answer
+        digest, tables = _digest(who, asked), self._tables
+        _authorized(tables, who)
+        known = tables.answer(who.project, asked.op, since=time.time() - REMEMBERED)
+        if known is not None and known[0] != digest:
+            raise Conflict(f"key {asked.op!r} was used with another request; choose a new one", field="op")
+        if known is not None:
+            return known[1]
+        answer = ok(work(tables))
+        tables.remember(who.project, asked.op, digest, answer)
+        return answer
+
+
+def rotated(member: Member, public: str, *, grace: float) -> Member:
+    """`member` with another key; the former one is accepted for `grace` seconds more."""
+    until = time.time() + grace if grace > 0 else 0.0
+    return replace(member, public=public, former=member.public if until else "", former_until=until)
+
+
+def _member(made: Principal, public: str) -> Member:
+    return Member(
+        owner=made.principal,
+        public=public,
+        role=Role.TENANT.value,
+        project=made.project,
+        principal=made.principal,
+        rights=made.rights,
+        by=made.by,
+        created=time.time(),
+    )
 
 
 def _authorized(tables: Tables, who: Who) -> None:

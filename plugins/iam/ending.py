@@ -1,4 +1,4 @@
-"""Ends the connections of revoked principals.
+"""Ends the connections of who was revoked, or got another key, that were begun before.
 
 The broker's servers are asked which connections a name has (CONNZ) and told to close each (KICK; NATS
 documentation, "System events"); the account of the platform imports these two services for iam alone. It is
@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
 from typing import Any, Final, Self
 
 import orjson
@@ -50,45 +52,55 @@ class Ending:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def end(self, principals: Sequence[str]) -> None:
-        """Begin to end every connection of `principals`."""
+        """Begin to end every connection of `principals` that was begun before now."""
+        if not principals:
+            return
         task = asyncio.create_task(self._end(principals))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _end(self, principals: Sequence[str]) -> None:
+        since = time.monotonic()
         for again in range(ROUNDS):
             if again:
                 await asyncio.sleep(AUTH_TIMEOUT)
             try:
-                await asyncio.gather(*(self._kick(principal) for principal in principals))
+                await asyncio.gather(*(self._kick(principal, since) for principal in principals))
             except DsecError as error:
                 log.warning("connections of %s: %s", ", ".join(principals), error)
 
-    async def _kick(self, principal: str) -> None:
-        for server, connection in await self._connections(principal):
+    async def _kick(self, principal: str, since: float) -> None:
+        for server, connection in await self._connections(principal, since):
             log.info("connection %d of %s is closed", connection, principal)
             body, unread = orjson.dumps({"cid": connection}), f"{self._bus.inbox}.kicked"
             await self._bus.publish(KICK.format(server), body, unread)  # without a reply it is not obeyed
 
-    async def _connections(self, principal: str) -> list[tuple[str, int]]:
-        """Servers and connection ids of a principal."""
+    async def _connections(self, principal: str, since: float) -> list[tuple[str, int]]:
+        """Servers and connection ids of a principal; what is older than `since` by the server's own clock."""
         answers: list[Received] = []
         inbox = f"{self._bus.inbox}.conns-{tail(8)}"
         subscription = await self._bus.subscribe(inbox, answers.append)
         try:
             query = {"auth": True, "acc": ACCOUNT, "user": principal, "limit": 1024}
+            passed = time.monotonic() - since
             await self._bus.publish(CONNECTIONS, orjson.dumps(query), inbox)
             await asyncio.sleep(ANSWERS_WITHIN)
         finally:
             await subscription.unsubscribe()
-        return [found for answer in answers for found in _found(answer.data, principal)]
+        return [found for answer in answers for found in _found(answer.data, principal, passed)]
 
 
-def _found(answer: bytes, principal: str) -> list[tuple[str, int]]:
+def _found(answer: bytes, principal: str, passed: float) -> list[tuple[str, int]]:
+    """Those begun at least `passed` seconds before the server answered."""
     body: dict[str, Any] = orjson.loads(answer) if answer else {}
     data = body.get("data") or {}
     return [
         (str(data["server_id"]), int(one["cid"]))
         for one in data.get("connections") or ()
-        if one.get("authorized_user") == principal
+        if one.get("authorized_user") == principal and _age(data["now"], one["start"]) >= passed
     ]
+
+
+def _age(now: str, start: str) -> float:
+    """Seconds between two moments of one server's clock (RFC 3339, with nanoseconds)."""
+    return (datetime.fromisoformat(now) - datetime.fromisoformat(start)).total_seconds()

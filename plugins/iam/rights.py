@@ -14,7 +14,7 @@ from typing import Final
 
 from dsec.bus import ids, subjects
 from dsec.bus.nats.credentials import Role
-from dsec.plugins.iam.store import Identity
+from dsec.plugins.iam.entries import Identity
 
 API: Final = "$JS.API"
 BUCKETS: Final = tuple(

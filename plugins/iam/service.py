@@ -1,12 +1,11 @@
 """What iam answers over the bus: `iam.<verb>.<p>.<u>` of principals, `quota.*` of core.
 
-Every change and every denial is audited. Any number of iam processes over one home share the queue group:
-each request is one transaction in one of them.
+Every change and every denial is audited. Any number of iam share the queue group, on any number of machines:
+each change is one transaction on the bucket that all follow.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final, TypeVar
@@ -35,11 +34,13 @@ from dsec.bus.projects import (
     ListPrincipals,
     ListProjects,
     RevokePrincipal,
+    RotatePrincipal,
     SetQuota,
 )
 from dsec.bus.transport import Bus, Received
 from dsec.plugins.iam.directory import Directory, Who
 from dsec.plugins.iam.ending import Ending
+from dsec.plugins.iam.store import Store
 
 QUEUE: Final = "iam"
 AskedT = TypeVar("AskedT", bound=Request)
@@ -48,9 +49,9 @@ AskedT = TypeVar("AskedT", bound=Request)
 class Service:
     """Handlers of one iam process."""
 
-    def __init__(self, bus: Bus, directory: Directory, auditor: Auditor, ending: Ending) -> None:
+    def __init__(self, bus: Bus, store: Store, auditor: Auditor, ending: Ending) -> None:
         self._bus = bus
-        self._directory = directory
+        self._store = store
         self._auditor = auditor
         self._ending = ending
 
@@ -76,23 +77,23 @@ class Service:
             yield
 
     def _handlers(self) -> dict[str, Handler]:
-        directory = self._directory
         return {
-            "project": typed(CreateProject, self._changing(directory.create_project, "project")),
-            "quota": typed(SetQuota, self._changing(directory.set_quota, "project")),
-            "principal": typed(CreatePrincipal, self._changing(directory.create_principal, "principal")),
+            "project": typed(CreateProject, self._changing(Directory.create_project, "project")),
+            "quota": typed(SetQuota, self._changing(Directory.set_quota, "project")),
+            "principal": typed(CreatePrincipal, self._changing(Directory.create_principal, "principal")),
             "revoke": typed(RevokePrincipal, self.revoke),
+            "rotate": typed(RotatePrincipal, self.rotate),
             "projects": typed(ListProjects, self.projects),
             "principals": typed(ListPrincipals, self.principals),
         }
 
     def _changing(
-        self, change: Callable[[Who, AskedT], bytes], target: str
+        self, change: Callable[[Directory, Who, AskedT], bytes], target: str
     ) -> Callable[[Call, AskedT], Awaitable[bytes]]:
         """A handler that makes the change and audits it; the field `target` names what is changed."""
 
         async def handle(call: Call, asked: AskedT) -> bytes:
-            answer = await asyncio.to_thread(change, _who(call), asked)
+            answer = await self._store.change(lambda tables: change(Directory(tables), _who(call), asked))
             detail = orjson.dumps(asked.model_dump(mode="json", exclude={"op", "deadline", "v", target}))
             self._auditor.note(
                 call.address,
@@ -107,25 +108,36 @@ class Service:
 
     async def revoke(self, call: Call, asked: RevokePrincipal) -> bytes:
         """Forgotten when it is answered; their connections end soon after."""
-        answer = await self._changing(self._directory.revoke, "principal")(call, asked)
+        while gone := await self._store.change(lambda tables: Directory(tables).prune(_who(call), asked)):
+            self._ending.end(() if asked.keep_made else gone)
+        answer = await self._changing(Directory.revoke, "principal")(call, asked)
         self._ending.end(result(answer)["principals"])
         return answer
 
+    async def rotate(self, call: Call, asked: RotatePrincipal) -> bytes:
+        """The former key is worth nothing when it is answered; its connections end soon after."""
+        answer = await self._changing(Directory.rotate, "principal")(call, asked)
+        self._ending.end([asked.principal])
+        return answer
+
     async def projects(self, call: Call, asked: ListProjects) -> bytes:
-        return ok(await asyncio.to_thread(self._directory.projects, _who(call), asked))
+        return ok((await self._fresh()).projects(_who(call), asked))
 
     async def principals(self, call: Call, asked: ListPrincipals) -> bytes:
-        return ok(await asyncio.to_thread(self._directory.principals, _who(call), asked))
+        return ok((await self._fresh()).principals(_who(call), asked))
 
     async def bounds(self, message: Received) -> bytes:
         """What bounds a project, for core."""
         asked = decode(AskBounds, message.data)
-        return ok(await asyncio.to_thread(self._directory.bounds, asked.project))
+        return ok((await self._fresh()).bounds(asked.project))
 
     async def subtree(self, message: Received) -> bytes:
         """A project and all below it, for core."""
         asked = decode(AskSubtree, message.data)
-        return ok(await asyncio.to_thread(self._directory.subtree, asked.project))
+        return ok((await self._fresh()).subtree(asked.project))
+
+    async def _fresh(self) -> Directory:
+        return Directory(await self._store.fresh())
 
 
 def _who(call: Call) -> Who:

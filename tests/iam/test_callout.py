@@ -1,6 +1,10 @@
 """iam's decision, without a broker: a made-up server asks over the in-process bus."""
 
 import base64
+import contextlib
+import dataclasses
+import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -8,16 +12,21 @@ import nkeys
 import pytest
 
 from dsec.bus import subjects
-from dsec.bus.errors import DeadlineExceeded
+from dsec.bus.audit import Auditor
+from dsec.bus.errors import BrokerDown, DeadlineExceeded
 from dsec.bus.home import Home
-from dsec.bus.host import Context
 from dsec.bus.local import Hub
 from dsec.bus.messages import Audit
+from dsec.bus.nats.appender import Appender
 from dsec.bus.nats.broker import ACCOUNT
 from dsec.bus.nats.credentials import Credentials, Role, new_seed, public_key
 from dsec.bus.transport import Received
-from dsec.plugins.iam import AUDITS_PER_SECOND, Iam
+from dsec.plugins.iam import AUDITS_PER_SECOND, Iam, Identities
 from dsec.plugins.iam.callout import SUBJECT
+from dsec.plugins.iam.entries import Identity
+from dsec.plugins.iam.issuer import Issuer
+from dsec.plugins.iam.pending import Order, Pending
+from dsec.plugins.iam.tables import Tables
 from dsec.plugins.iam.tokens import claims_of, sign
 
 SERVER = new_seed(nkeys.PREFIX_BYTE_SERVER)
@@ -42,9 +51,38 @@ def signature_of(credentials: Credentials, nonce: str) -> str:
     return base64.b64encode(pair.sign(nonce.encode())).decode()
 
 
+class Prepared:
+    """The identities that `prepare` left word of, as the bucket would have them."""
+
+    def __init__(self, home: Home) -> None:
+        self.tables = Tables()
+        for path in Pending(home.part("iam")).waiting():
+            order = Order.decoded(path.read_bytes())
+            self.tables.apply(self.tables.attempt(order.carry_out)[1].items())
+
+    async def find(self, public: str) -> Identity | None:
+        return self.tables.find(public)
+
+
+class Away:
+    """No bucket can be read."""
+
+    async def find(self, public: str) -> Identity | None:
+        raise BrokerDown(f"nobody knows {public}")
+
+
+@contextlib.asynccontextmanager
+async def answering(hub: Hub, home: Home, identities: Identities | None = None) -> AsyncIterator[None]:
+    bus = hub.bus("iam")
+    async with Appender.running(bus) as appender:
+        known = identities or Prepared(home)
+        async with Iam(bus, known, Issuer(home.part("iam")), Auditor(appender, "iam")).answering():
+            yield
+
+
 async def decided(hub: Hub, home: Home, data: bytes) -> dict[str, Any]:
     """The `nats` claims of iam's answer, whose addressee is checked."""
-    async with Iam.running(hub.bus("iam"), Context(home.part("iam"))):
+    async with answering(hub, home):
         answer = await hub.bus("server").request(SUBJECT, data, timeout=1)
     claims = claims_of(answer.data.decode())
     assert (claims["sub"], claims["aud"]) == (USER, public_key(SERVER))
@@ -99,6 +137,33 @@ async def test_a_signature_over_another_nonce_or_none_is_refused_and_audited(
     assert (entry.op, entry.principal, entry.outcome) == ("iam.connect", "u-admin", "unauthenticated")
 
 
+async def test_while_the_bucket_cannot_be_read_nobody_is_judged(tmp_path: Path) -> None:
+    """The broker refuses late then, which clients take for iam's absence."""
+    home, hub = Home(tmp_path), Hub()
+    admin = Iam.prepare(home).credentials("u-admin")
+    asked = request(admin.public, "n", signature_of(admin, "n"))
+    async with answering(hub, home, Away()):
+        with pytest.raises(DeadlineExceeded):
+            await hub.bus("server").request(SUBJECT, asked, timeout=0.5)
+
+
+async def test_a_former_key_opens_connections_that_end_with_its_grace(tmp_path: Path) -> None:
+    home, hub = Home(tmp_path), Hub()
+    node = Iam.prepare(home, nodes=["n-a"]).credentials("n-a")
+    identities = Prepared(home)
+    fresh = dataclasses.replace(node, seed=new_seed())
+    order = Order.of("rotate", fresh, grace=60)
+    identities.tables.apply(identities.tables.attempt(order.carry_out)[1].items())
+    answers = {}
+    async with answering(hub, home, identities):
+        for who in (node, fresh):
+            asked = request(who.public, "n", signature_of(who, "n"))
+            answer = await hub.bus("server").request(SUBJECT, asked, timeout=1)
+            answers[who.public] = claims_of(claims_of(answer.data.decode())["nats"]["jwt"])
+    assert 55 < answers[node.public]["exp"] - time.time() <= 60
+    assert "exp" not in answers[fresh.public]
+
+
 async def test_what_no_server_signed_gets_no_answer(tmp_path: Path) -> None:
     home, hub = Home(tmp_path), Hub()
     admin = Iam.prepare(home).credentials("u-admin")
@@ -112,7 +177,7 @@ async def test_a_flood_of_refusals_fills_the_audit_trail_at_a_bounded_rate(tmp_p
     Iam.prepare(home)
     records = await stored(hub)
     flood = request(Credentials.new(Role.CORE).public, "n", "")
-    async with Iam.running(hub.bus("iam"), Context(home.part("iam"))):
+    async with answering(hub, home):
         server = hub.bus("server")
         for _ in range(4 * AUDITS_PER_SECOND):
             await server.request(SUBJECT, flood, timeout=1)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from dsec.bus import ids, subjects
 from dsec.bus.local import matches
 from dsec.bus.nats.credentials import Role
+from dsec.plugins.iam.entries import Identity
 from dsec.plugins.iam.rights import Rights, rights_of
-from dsec.plugins.iam.store import Identity
 
 NAME = st.from_regex(re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,10}[a-z0-9])?"), fullmatch=True)
 PROJECT = NAME.map(lambda name: "p-" + name)

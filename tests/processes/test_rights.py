@@ -12,8 +12,8 @@ from dsec.bus.local import matches
 from dsec.bus.nats.credentials import Role
 from dsec.bus.transport import Received
 from dsec.plugins.iam import Iam
+from dsec.plugins.iam.entries import Identity
 from dsec.plugins.iam.rights import Rights, rights_of
-from dsec.plugins.iam.store import Identity
 from tests.wire.support import Stack
 
 NODE = st.from_regex(re.compile(r"n-[a-z0-9](?:[a-z0-9_-]{0,8}[a-z0-9])?"), fullmatch=True)

@@ -89,18 +89,17 @@ def live(order: NodeCreate) -> Record:
 class Tenants:
     """Projects p-lab > p-run and principals of them, on a cluster with three cores."""
 
-    def __init__(self, cluster: Cluster, node: RegisteringNode) -> None:
-        self.cluster, self.node = cluster, node
-        self.directory = Directory(Store(cluster.home.part("iam") / "identities.sqlite3"))
+    def __init__(self, cluster: Cluster, node: RegisteringNode, store: Store) -> None:
+        self.cluster, self.node, self.store = cluster, node, store
         self.wires: dict[str, Wire] = {}
 
-    def project(self, name: str, parent: str | None = None, **quota: Any) -> None:
-        self.directory.create_project(
-            OPERATOR, asked(CreateProject, project=name, parent=parent, quota=quota)
-        )
+    async def project(self, name: str, parent: str | None = None, **quota: Any) -> None:
+        request = asked(CreateProject, project=name, parent=parent, quota=quota)
+        await self.store.change(lambda tables: Directory(tables).create_project(OPERATOR, request))
 
-    def quota(self, name: str, **quota: Any) -> None:
-        self.directory.set_quota(OPERATOR, asked(SetQuota, project=name, quota=quota))
+    async def quota(self, name: str, **quota: Any) -> None:
+        request = asked(SetQuota, project=name, quota=quota)
+        await self.store.change(lambda tables: Directory(tables).set_quota(OPERATOR, request))
 
     async def enter(self, stack: contextlib.AsyncExitStack, project: str) -> None:
         """A principal of the project, connected."""
@@ -138,9 +137,10 @@ async def tenants(tmp_path: Path) -> AsyncIterator[Tenants]:
         contextlib.AsyncExitStack() as stack,
     ):
         assert isinstance(node, RegisteringNode)
-        tenants = Tenants(cluster, node)
-        tenants.project("p-lab", sandboxes=10, memory=1000 * MIB)
-        tenants.project("p-run", "p-lab")
+        wire = await stack.enter_async_context(cluster.connected("iam"))
+        tenants = Tenants(cluster, node, await stack.enter_async_context(Store.running(wire)))
+        await tenants.project("p-lab", sandboxes=10, memory=1000 * MIB)
+        await tenants.project("p-run", "p-lab")
         for project in ("p-lab", "p-run"):
             await tenants.enter(stack, project)
         await asyncio.sleep(0.5)
@@ -225,21 +225,21 @@ async def test_a_repeated_key_at_the_limit_gives_the_first_sandbox_and_takes_not
 
 async def test_a_quota_that_is_lowered_or_raised_holds_soon(tenants: Tenants) -> None:
     await outcomes(tenants.insist("p-run", memory=4 * MIB) for _ in range(5))
-    tenants.quota("p-run", sandboxes=5)
+    await tenants.quota("p-run", sandboxes=5)
     await asyncio.sleep(OLD)
     made, errors = await outcomes(tenants.insist("p-run", memory=4 * MIB) for _ in range(6))
     assert (made, len(errors)) == ([], 6)
     assert {(type(one), one.field, "p-run" in one.message) for one in errors} == {
         (QuotaExceeded, "sandboxes", True)
     }
-    tenants.quota("p-run", sandboxes=7)
+    await tenants.quota("p-run", sandboxes=7)
     await asyncio.sleep(OLD)
     made, errors = await outcomes(tenants.insist("p-run", memory=4 * MIB) for _ in range(6))
     assert (len(made), len(errors)) == (2, 4)
 
 
 async def test_creates_per_second_are_shed_with_the_time_to_wait(tenants: Tenants) -> None:
-    tenants.quota("p-lab", creates_per_second=20)
+    await tenants.quota("p-lab", creates_per_second=20)
     await asyncio.sleep(OLD)
     started, passed, made, shed = time.monotonic(), 0.0, 0, list[DsecError]()
     while passed < 2:
@@ -263,10 +263,15 @@ async def test_a_project_without_quotas_is_not_counted(tenants: Tenants) -> None
 
 @pytest.mark.kill
 async def test_what_a_dead_core_held_comes_back_when_its_lease_is_over(tmp_path: Path) -> None:
-    async with Cluster.running(tmp_path) as cluster, RegisteringNode.running(cluster, "n-one") as node:
+    async with (
+        Cluster.running(tmp_path) as cluster,
+        RegisteringNode.running(cluster, "n-one") as node,
+        cluster.connected("iam") as wire,
+        Store.running(wire) as store,
+    ):
         assert isinstance(node, RegisteringNode)
-        tenants = Tenants(cluster, node)
-        tenants.project("p-lab", sandboxes=5)
+        tenants = Tenants(cluster, node, store)
+        await tenants.project("p-lab", sandboxes=5)
         async with contextlib.AsyncExitStack() as stack:
             await tenants.enter(stack, "p-lab")
             reader = await stack.enter_async_context(DirectGet.running(cluster.core))
