@@ -29,12 +29,12 @@ from dsec.bus.errors import (
     MissingTool,
     NoSuchSandbox,
 )
+from dsec.bus.userns import UserNamespaces
 from dsec.plugins.container import checks, door, oci, orphans, seccomp
 from dsec.plugins.container.cgroups import ENGINE, Cgroups, until
 from dsec.plugins.container.checks import INFO
 from dsec.plugins.container.engine import Engine, Job, find, sealed
 from dsec.plugins.container.process import Watched
-from dsec.plugins.container.userns import UserNamespaces
 
 KERNEL: Final = (5, 19)
 """The first kernel with overlayfs on idmapped layers; it has cgroup.kill, cgroup.freeze and pidfds too."""
