@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import time
+from typing import Any
 
 import orjson
 
-from dsec.bus import subjects
+from dsec.bus import operation, subjects
 from dsec.bus.errors import BadId, DsecError
 from dsec.bus.handlers import Call, Handler
 from dsec.bus.nats.appender import Appender
@@ -25,7 +26,7 @@ class Auditor:
         self, who: subjects.Address, subject: str, *, outcome: str, target: str = "", detail: str = ""
     ) -> None:
         """One entry; `outcome` is `ok` or an error code."""
-        entry = {  # messages.Audit: as a dictionary, since each create has two of them
+        entry: dict[str, Any] = {  # messages.Audit: as a dictionary, since each create has two of them
             "time": int(time.time() * 1000),
             "op": f"{who.noun}.{who.verb}",
             "principal": who.principal,
@@ -34,6 +35,8 @@ class Auditor:
             "outcome": outcome,
             "detail": detail,
         }
+        if trace := operation.trace():
+            entry["trace"] = trace
         self._appender.put(subjects.audit(self._writer, who.verb, who.project), orjson.dumps(entry))
 
     def denials(self, handler: Handler) -> Handler:

@@ -10,18 +10,21 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import orjson
 from pydantic import BaseModel, ValidationError
 
-from dsec.bus import subjects
+from dsec.bus import operation, subjects
 from dsec.bus.errors import DeadlineExceeded, DsecError, ForgedReply, InfraError, SpecError, TooLarge
 from dsec.bus.fairness import Shares
 from dsec.bus.frames import unpack_data
 from dsec.bus.messages import Request
+from dsec.bus.metrics.figures import Tally
+from dsec.bus.metrics.names import UNSERVED
+from dsec.bus.trace import TRACEPARENT, accepted
 from dsec.bus.transport import Bus, Received
 from dsec.bus.workload import Endpoint, workload_of
 
@@ -33,12 +36,13 @@ RequestT_contra = TypeVar("RequestT_contra", bound=Request, contravariant=True)
 
 
 class Call(NamedTuple):
-    """One request on its way through the chain."""
+    """One request on its way through the chain; of its headers only a valid `traceparent` is left."""
 
     address: subjects.Address
     subject: str
     reply: str
     data: bytes
+    headers: Mapping[str, str] | None = None
 
 
 AskedT = TypeVar("AskedT", Call, Received)
@@ -120,10 +124,11 @@ def chain(handler: Handler, *around: Middleware) -> Handler:
 
 
 async def answer(
-    handler: Callable[[AskedT], Awaitable[bytes | None]], call: AskedT, endpoint: Endpoint
+    handler: Callable[[AskedT], Awaitable[bytes | None]], call: AskedT, endpoint: Endpoint, tally: Tally
 ) -> bytes | None:
     """The handler's answer, errors included. Only a DsecError's text reaches the caller."""
     began = time.perf_counter_ns()
+    operation.enter(call)
     try:
         return await handler(call)
     except DsecError as raised:
@@ -132,8 +137,13 @@ async def answer(
         log.exception("internal error in %s", call.subject)
         error = InfraError("internal error of the platform; its log has the traceback")
     finally:
-        endpoint.done(began)
+        took = endpoint.done(began)
+        tally.took(took)
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("%s took %.1f ms", call.subject, took / 1e6)
     endpoint.failed(error)
+    tally.failed(error.code)
+    log.debug("%s failed: %s: %s", call.subject, error.code, error.message)
     return failed(error)
 
 
@@ -205,7 +215,7 @@ def serving(
     """
 
     load = workload_of(bus)
-    endpoint, shares = load.endpoint(subject, queue), Shares(concurrency)
+    endpoint, shares, figures = load.endpoint(subject, queue), Shares(concurrency), load.figures
 
     async def fairly(call: Call) -> bytes | None:
         async with shares.place(call.address.project):
@@ -219,10 +229,11 @@ def serving(
         if error is None:
             return None
         try:
-            _call(message)
+            at = _call(message).address
         except DsecError:
             return None  # not answered at all
         endpoint.failed(error)
+        figures.request(at.noun, at.verb, at.project).refused(error.code)
         return failed(error)
 
     async def one(message: Received) -> None:
@@ -230,11 +241,14 @@ def serving(
             call = _call(message)
         except DsecError as error:
             endpoint.failed(error)
+            figures.count(UNSERVED)
             log.warning("refused %s: %s", message.subject, error)
             if refused is not None:
                 refused(message, error)
             return
-        await _respond(bus, call.reply, await answer(fairly, call, endpoint))
+        at = call.address
+        tally = figures.request(at.noun, at.verb, at.project)
+        await _respond(bus, call.reply, await answer(fairly, call, endpoint, tally))
 
     return receiving(bus, subject, one, queue=queue, concurrency=None, endpoint=endpoint, refuse=refuse)
 
@@ -247,10 +261,13 @@ def serving_internal(
     The broker lets nobody else publish there; the reply subject is the sender's own, or one it checked.
     """
 
-    endpoint = workload_of(bus).endpoint(subject, queue)
+    load = workload_of(bus)
+    endpoint = load.endpoint(subject, queue)
+    noun, verb, *_ = subject.split(".")  # what follows is a node, or another id
+    tally = load.figures.request(noun, verb)
 
     async def one(message: Received) -> None:
-        await _respond(bus, message.reply, await answer(handler, message, endpoint))
+        await _respond(bus, message.reply, await answer(handler, message, endpoint, tally))
 
     return receiving(bus, subject, one, queue=queue, concurrency=concurrency, endpoint=endpoint)
 
@@ -268,4 +285,10 @@ async def _respond(bus: Bus, reply: str, data: bytes | None) -> None:
 def _call(message: Received) -> Call:
     address = subjects.parse(message.subject)
     check_reply(message.reply, address.principal)
-    return Call(address, message.subject, message.reply, message.data)
+    return Call(address, message.subject, message.reply, message.data, _traced(message))
+
+
+def _traced(message: Received) -> dict[str, str] | None:
+    """The caller's trace; a malformed one begins anew here."""
+    traceparent = accepted(message.headers) if message.headers else ""
+    return {TRACEPARENT: traceparent} if traceparent else None

@@ -22,6 +22,7 @@ from dsec.bus.errors import DsecError, InfraError, MissingTool
 from dsec.bus.home import Home
 from dsec.bus.ids import tail
 from dsec.bus.membership import here, member
+from dsec.bus.metrics.parts import seen
 from dsec.bus.micro import Service
 from dsec.bus.nats.credentials import Credentials, Role
 from dsec.bus.nats.wire import Wire
@@ -149,8 +150,9 @@ async def plugin(
         ending(_running(kind, wire, context, concurrency), name, within=stop_within),
         member(wire, service or service_of(credentials)),
     ):
-        log.info("%s runs", name)
-        yield wire
+        with seen(credentials.role.value, credentials.node, wire):
+            log.info("%s runs", name)
+            yield wire
 
 
 def _running(

@@ -86,6 +86,8 @@ class Place(Message):
     memory: int | None = None
     excluded: tuple[str, ...] = ()
     count: int = Field(1, ge=1, le=1000)
+    ops: tuple[str, ...] = Field((), description="the operations that ask, in the order of the nodes")
+    traces: dict[str, str] = Field(default_factory=dict, description="operation -> its `traceparent`")
 
 
 class Record(Message):
@@ -385,3 +387,4 @@ class Audit(Message):
     target: str = ""
     outcome: str
     detail: str = ""
+    trace: str = Field("", description="id of the caller's trace, if there is one")

@@ -23,6 +23,7 @@ from dsec.bus.home import Home
 from dsec.bus.host import DRIVERS, Context, drivers_of, images_of, load, plugin, service_of
 from dsec.bus.ids import driver_on
 from dsec.bus.membership import announce, here, member
+from dsec.bus.metrics.parts import seen
 from dsec.bus.micro import Service
 from dsec.bus.nats.credentials import Credentials, Role
 from dsec.bus.nats.wire import Wire
@@ -159,4 +160,5 @@ async def _served(options: Options, driver: Driver, door: Path) -> AsyncIterator
     async with Wire.connect(options.url, who, who.owner) as wire:
         wire.workload.cap(options.concurrency)
         async with serve_driver(wire, who.node, driver, door) as served, member(wire, service):
-            yield Process(wire, service, served.leave)
+            with seen(who.role.value, who.node, wire):
+                yield Process(wire, service, served.leave)

@@ -14,6 +14,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from dsec.bus.errors import DsecError
+from dsec.bus.metrics.figures import Figures
 from dsec.bus.transport import Bus, Received, Subscription
 
 Work = Callable[[Received], Awaitable[None]]
@@ -36,10 +37,12 @@ class Endpoint:
         """The literal tokens of the subject: `sandbox-create` for `sandbox.create.*.*`."""
         return "-".join(token for token in self.subject.split(".") if _LITERAL.fullmatch(token))
 
-    def done(self, began: int) -> None:
-        """One request was dealt with, from `began` (perf_counter_ns) until now."""
+    def done(self, began: int) -> int:
+        """One request was dealt with, from `began` (perf_counter_ns) until now; how long that was."""
+        took = time.perf_counter_ns() - began
         self.requests += 1
-        self.processing_ns += time.perf_counter_ns() - began
+        self.processing_ns += took
+        return took
 
     def counting(self, work: Work) -> Work:
         """`work`, each message counted as a request."""
@@ -73,6 +76,7 @@ class Workload:
 
     gate: asyncio.Semaphore | None = None
     endpoints: dict[tuple[str, str], Endpoint] = field(default_factory=dict)
+    figures: Figures = field(default_factory=Figures)
     _open: list[_Open] = field(default_factory=list)
 
     def cap(self, limit: int | None) -> None:

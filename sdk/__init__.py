@@ -9,6 +9,7 @@ from dsec.sdk.files import Files
 from dsec.sdk.jobs import Batch, Job, Progress
 from dsec.sdk.result import CommandFailed, Result
 from dsec.sdk.sandbox import Sandbox
+from dsec.sdk.tracing import trace
 from dsec.sdk.watch import Change
 
 __all__ = [
@@ -30,4 +31,5 @@ __all__ = [
     "Result",
     "Sandbox",
     "State",
+    "trace",
 ]

@@ -48,7 +48,8 @@ BATCH_ATTEMPT: Final = 5.0
 class Client:
     """Sandboxes of one project. `servers` and `credentials` (or its file) default as `config` tells.
 
-    `patience`: seconds until a request that nobody answers fails with an `infra` error.
+    `patience`: seconds until a request that nobody answers fails with an `infra` error. `trace`: each call
+    that belongs to no trace yet begins one (`dsec.trace`).
     """
 
     def __init__(
@@ -57,7 +58,9 @@ class Client:
         credentials: Credentials | str | os.PathLike[str] | None = None,
         *,
         patience: float = PATIENCE,
+        trace: bool = False,
     ) -> None:
+        self._trace = trace
         self._servers = servers
         self._credentials = credentials
         self._patience = patience
@@ -67,11 +70,11 @@ class Client:
     @classmethod
     @contextlib.asynccontextmanager
     async def over(
-        cls, bus: Bus, project: str, principal: str, *, patience: float = PATIENCE
+        cls, bus: Bus, project: str, principal: str, *, patience: float = PATIENCE, trace: bool = False
     ) -> AsyncIterator[Self]:
         """A client over a bus that somebody else opens and closes."""
-        client = cls(patience=patience)
-        client._connected = Link(bus, project, principal, patience=patience)
+        client = cls(patience=patience, trace=trace)
+        client._connected = Link(bus, project, principal, patience=patience, trace=trace)
         try:
             yield client
         finally:
@@ -83,7 +86,7 @@ class Client:
         wire = await self._stack.enter_async_context(
             Wire.connect(config.servers(self._servers), who, name=f"sdk {who.principal}")
         )
-        self._connected = Link(wire, who.project, who.principal, patience=self._patience)
+        self._connected = Link(wire, who.project, who.principal, patience=self._patience, trace=self._trace)
         return self
 
     async def __aexit__(

@@ -31,6 +31,7 @@ from dsec.bus.handlers import result
 from dsec.bus.messages import VERSION, Record, State
 from dsec.bus.nats.wire import Wire
 from dsec.bus.transport import Bus
+from dsec.sdk import tracing
 
 PATIENCE: Final = 30.0
 """Seconds until a request that nobody answers fails."""
@@ -75,8 +76,11 @@ class Link:
     `reconnected` are called when the connection is back after it was broken, and messages may be missing.
     """
 
-    def __init__(self, bus: Bus, project: str, principal: str, *, patience: float = PATIENCE) -> None:
+    def __init__(
+        self, bus: Bus, project: str, principal: str, *, patience: float = PATIENCE, trace: bool = False
+    ) -> None:
         self.bus = bus
+        self._trace = trace
         self.project = project
         self.principal = principal
         self.patience = patience
@@ -126,10 +130,13 @@ class Link:
         wait = self.patience if patience is None else patience
         until = loop.time() + wait
         payload = self._payload(body, op or new_operation(), wait, data)
+        headers = tracing.headers(always=self._trace)
         longest = attempt or ATTEMPT
         length = first or longest
         for pause in pauses():
-            answer = await self._attempt(subject, payload, max(_LEAST, min(length, until - loop.time())))
+            answer = await self._attempt(
+                subject, payload, max(_LEAST, min(length, until - loop.time())), headers
+            )
             length = min(2 * length, longest)
             if isinstance(answer, bytes):
                 return answer
@@ -157,9 +164,11 @@ class Link:
         if record is not None and record.state is State.FAILED and record.failure is Failure.INFRA:
             raise NodeLost(f"{record.sandbox} failed: {record.reason}") from unanswered
 
-    async def _attempt(self, subject: str, payload: bytes, timeout: float) -> bytes | DsecError:
+    async def _attempt(
+        self, subject: str, payload: bytes, timeout: float, headers: dict[str, str] | None
+    ) -> bytes | DsecError:
         try:
-            answer = (await self.bus.request(subject, payload, timeout=timeout)).data
+            answer = (await self.bus.request(subject, payload, timeout=timeout, headers=headers)).data
         except _UNANSWERED as unanswered:
             return unanswered
         error = error_in(answer)

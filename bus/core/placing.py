@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from dsec.bus import subjects
+from dsec.bus import operation, subjects
 from dsec.bus.errors import DeadlineExceeded, DsecError, NoCapacity, NodeLost
 from dsec.bus.handlers import result
 from dsec.bus.messages import Place
@@ -40,6 +40,8 @@ Alike = tuple[str, float | None, int | None, tuple[str, ...]]
 class _Waiting:
     until: float
     node: asyncio.Future[str]
+    op: str
+    traceparent: str
 
 
 @dataclass(slots=True)
@@ -71,13 +73,13 @@ class Placer:
                 task.cancel()
             await asyncio.gather(*placer._tasks, return_exceptions=True)
 
-    async def place(self, place: Place, until: float) -> str:
-        """A node; `until` is unix seconds. Raises NoCapacity, DeadlineExceeded, BrokerDown."""
+    async def place(self, place: Place, until: float, op: str = "") -> str:
+        """A node for the operation `op`; `until` is unix seconds. Raises NoCapacity, DeadlineExceeded, BrokerDown."""
         key = (place.backend, place.cpu, place.memory, place.excluded)
         line = self._lines.get(key)
         if line is None:
             line = self._lines[key] = _Line(place)
-        waiting = _Waiting(until, self._loop.create_future())
+        waiting = _Waiting(until, self._loop.create_future(), op, operation.traceparent())
         line.waiting.append(waiting)
         if not line.asked:
             line.asked = self._loop.time()
@@ -108,7 +110,7 @@ class Placer:
     async def _question(self, key: Alike, line: _Line, batch: list[_Waiting]) -> None:
         asked = line.asked
         try:
-            nodes = await self._nodes(line.place, len(batch), max(one.until for one in batch))
+            nodes = await self._nodes(line.place, batch)
         except DsecError as error:
             _settle(batch, [], error)
         except BaseException:
@@ -119,11 +121,18 @@ class Placer:
         if line.asked == asked and self._lines.get(key) is line:
             self._ask(key)
 
-    async def _nodes(self, place: Place, count: int, until: float) -> list[str]:
-        """Up to `count` nodes."""
-        data = place.model_copy(update={"count": count}).model_dump_json().encode()
-        answer = result((await self._asked(data, until)).data)
-        return list(answer.get("nodes") or [answer["node"]] * count)  # the latter from an older scheduler
+    async def _nodes(self, place: Place, batch: list[_Waiting]) -> list[str]:
+        """A node for each of `batch`, or fewer."""
+        asked = {
+            "count": len(batch),
+            "ops": tuple(one.op for one in batch),
+            "traces": {one.op: one.traceparent for one in batch if one.traceparent},
+        }
+        data = place.model_copy(update=asked).model_dump_json().encode()
+        answer = result((await self._asked(data, max(one.until for one in batch))).data)
+        return list(
+            answer.get("nodes") or [answer["node"]] * len(batch)
+        )  # the latter from an older scheduler
 
     async def _asked(self, data: bytes, until: float) -> Received:
         """A scheduler that dies over the question does not answer it: then another one is asked. One that is

@@ -8,12 +8,12 @@ any time, and a retry with the same key finds what it left behind (`claims`).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Final
 
 import orjson
 
-from dsec.bus import ids, subjects
+from dsec.bus import ids, operation, subjects
 from dsec.bus.audit import Auditor
 from dsec.bus.core.claims import Claim, Claims
 from dsec.bus.core.jobs.messages import CreateBatch
@@ -38,11 +38,15 @@ from dsec.bus.handlers import (
 )
 from dsec.bus.host import Context
 from dsec.bus.messages import CreateSandbox, ListSandboxes, NodeCreate, Place, Record, Veto
+from dsec.bus.metrics.figures import Sample
+from dsec.bus.metrics.names import ADMISSION_DELAY
+from dsec.bus.metrics.streams import Streams
 from dsec.bus.nats.appender import Appender
 from dsec.bus.nats.directget import DirectGet
 from dsec.bus.registry import Page, Registry
 from dsec.bus.spec import Spec
 from dsec.bus.transport import Bus, Received
+from dsec.bus.workload import workload_of
 
 QUEUE: Final = "core"
 CONCURRENCY: Final = 4 * MOST
@@ -78,7 +82,9 @@ class Core:
             quotas = await stack.enter_async_context(Quotas.running(bus, reader, claims))
             core = cls(bus, reader, placer, auditor, claims, quotas)
             jobs = await stack.enter_async_context(Jobs.running(bus, reader, auditor, quotas))
-            gate = Gate()
+            gate, streams, figures = Gate(), Streams(bus), workload_of(bus).figures
+            stack.enter_context(figures.telling(gate.samples))
+            stack.enter_context(figures.telling(streams.samples, probe=streams.ask))
             one_or_many = either(typed(CreateSandbox, core.create), typed(CreateBatch, jobs.create))
             create = chain(one_or_many, gate.around, quotas.pacing, auditor.denials)
             verbs: dict[tuple[str, str], Handler] = {
@@ -175,7 +181,7 @@ class Core:
         """The key's claim, naming a sandbox whose node can answer; a node is asked for before, so that one
         write both claims and places."""
         try:
-            node = await self._placer.place(asked.place, request.deadline / 1000)
+            node = await self._placer.place(asked.place, request.deadline / 1000, request.op)
         except (NoCapacity, DeadlineExceeded):
             found = await self._claims.find(project, request.op, asked.digest)
             if found is None:
@@ -211,14 +217,14 @@ class Core:
         limits = spec.limits
         place = Place(backend=spec.backend, cpu=limits.cpu, memory=limits.memory, excluded=excluded)
         try:
-            node = await self._placer.place(place, deadline / 1000)
+            node = await self._placer.place(place, deadline / 1000, claim.operation)
         except NoCapacity as error:
             raise NoCapacity(f"{error.message}{reason and ': '}{reason}", retry_after=RETRY_AFTER) from error
         return await self._claims.settle(claim, ids.sandbox_on(node))
 
     async def _forward(self, order: NodeCreate, spec: bytes, reply: str) -> None:
         subject = subjects.node_create(ids.node_of(order.sandbox))
-        await self._bus.publish(subject, packed(order, spec), reply)
+        await self._bus.publish(subject, packed(order, spec), reply, operation.onward())
 
 
 def either(one: Handler, many: Handler) -> Handler:
@@ -250,6 +256,10 @@ class Gate:
     def shed(self, message: Received) -> Overloaded | None:
         """See handlers.serving."""
         return None if maybe_batch(message.data) else self._shedder.error()
+
+    def samples(self) -> Iterator[Sample]:
+        """See Figures.telling."""
+        yield ADMISSION_DELAY, (), self._shedder.delay() if self._shedder.in_hand else 0.0
 
     def around(self, handler: Handler) -> Handler:
         """Middleware."""

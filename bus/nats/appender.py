@@ -15,7 +15,7 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -23,7 +23,11 @@ import orjson
 
 from dsec.bus.errors import BrokerDown, Conflict, DsecError, InfraError, LimitError, TooLarge
 from dsec.bus.ids import tail
+from dsec.bus.metrics.figures import Sample
+from dsec.bus.metrics.names import RECORDS, UNACKED
+from dsec.bus.metrics.names import WINDOW as WINDOW_BYTES
 from dsec.bus.transport import Bus, Received
+from dsec.bus.workload import workload_of
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +85,7 @@ class Appender:
         self._lanes: dict[str, _Lane] = {}
         self._unacked: dict[int, _Record] = {}
         self._used = 0
+        self._stored, self._refused, self._again = 0, 0, 0
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._ready: deque[_Lane] = deque()
         self._work = asyncio.Event()
@@ -95,7 +100,8 @@ class Appender:
         subscription = await bus.subscribe(appender._inbox + ".*", appender._acknowledged)
         tasks = [asyncio.create_task(appender._send()), asyncio.create_task(appender._go_back_when_stalled())]
         try:
-            yield appender
+            with workload_of(bus).figures.telling(appender._samples):
+                yield appender
             await appender._flush()
         finally:
             for task in tasks:
@@ -109,6 +115,12 @@ class Appender:
     def unacked(self) -> int:
         """Bytes handed over and not stored yet, as they count against the window."""
         return self._used
+
+    def _samples(self) -> Iterator[Sample]:
+        yield UNACKED, (), self._used
+        yield WINDOW_BYTES, (), self._window
+        outcomes = {"stored": self._stored, "refused": self._refused, "sent_again": self._again}
+        yield from ((RECORDS, (outcome,), count) for outcome, count in outcomes.items())
 
     async def append(self, subject: str, data: bytes, *, headers: Mapping[str, str] | None = None) -> Stored:
         """Hand a record over as soon as the window has room, first come first served."""
@@ -195,6 +207,7 @@ class Appender:
             self._go_back(lane)
 
     def _go_back(self, lane: _Lane) -> None:
+        self._again += lane.sent
         lane.sent = 0
         lane.progress = time.monotonic()
         self._queue(lane)
@@ -230,6 +243,10 @@ class Appender:
         if not lane.records:
             del self._lanes[lane.subject]
         self._release(record.cost)
+        if isinstance(outcome, int):
+            self._stored += 1
+        else:
+            self._refused += 1
         if not record.stored.done():
             _resolve(record.stored, outcome)
         if not self._unacked:

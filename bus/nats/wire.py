@@ -215,6 +215,13 @@ class Wire:
         self._connected_hooks.append(hook)
 
     def on_disconnected(self, hook: Callable[[], None]) -> None:
+    async def round_trip(self) -> None:
+        """A PING, which the broker has answered on return. Raises BrokerDown."""
+        try:
+            await self._connection.roundtrip()
+        except (Error, OSError) as error:
+            raise BrokerDown.during("the broker does not answer a PING", error) from error
+
         """Run `hook` as soon as the connection is known to be broken; it must not block."""
         self._disconnected_hooks.append(hook)
 

@@ -13,7 +13,7 @@ import logging
 import time
 from typing import Any, Final
 
-from dsec.bus import subjects
+from dsec.bus import operation, subjects
 from dsec.bus.errors import BrokerDown, DeadlineExceeded, NodeLost
 from dsec.bus.handlers import result
 from dsec.bus.messages import Message
@@ -130,7 +130,9 @@ class Peer:
         """
         subject, lost = subjects.driver(verb, self._node, self.name), self._lost
         data = body.model_dump_json().encode()
-        asking = asyncio.ensure_future(self._bus.request(subject, data, timeout=timeout))
+        asking = asyncio.ensure_future(
+            self._bus.request(subject, data, timeout=timeout, headers=operation.carried())
+        )
         try:
             both: set[asyncio.Future[Any]] = {asking, lost}
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 from dsec.bus.errors import SpecError
@@ -24,6 +25,7 @@ from dsec.plugins.edge.create import Creator
 from dsec.plugins.edge.descriptors import raise_limit
 from dsec.plugins.edge.ending import Ending
 from dsec.plugins.edge.fencing import DEFAULT, Fencing, Patience
+from dsec.plugins.edge.figures import figures_of, frozen, samples
 from dsec.plugins.edge.heartbeat import beat
 from dsec.plugins.edge.jobs import EdgeJobs
 from dsec.plugins.edge.journal import Journal
@@ -55,6 +57,8 @@ class Edge:
         async with contextlib.AsyncExitStack() as stack:
             reader = await stack.enter_async_context(DirectGet.running(bus))
             node = await _node(bus, context, reader, stack)
+            tell, why = partial(samples, node), partial(frozen, node)
+            stack.enter_context(figures_of(node).telling(tell, check=why))
             ending = Ending(node)
             fencing = Fencing(node, ending, patience)
             await fencing.join()

@@ -8,23 +8,26 @@ while it runs waits for the same result; afterwards it finds the stored answer.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import defaultdict
 from functools import partial
 
 from dsec.bus.chronus.guest import Guest
 from dsec.bus.driver import Driver, Order
-from dsec.bus.errors import InfraError
+from dsec.bus.errors import DsecError, InfraError
 from dsec.bus.handlers import in_time, ok
 from dsec.bus.messages import NodeCreate, Record, State
 from dsec.bus.spec import Limits
 from dsec.plugins.edge import layers
 from dsec.plugins.edge.admission import admit, applied, load
 from dsec.plugins.edge.channels import Channels
+from dsec.plugins.edge.figures import figures_of
 from dsec.plugins.edge.node import Node
 from dsec.plugins.edge.remote import refuse_away
 from dsec.plugins.edge.undo import Undo, undoing
 
+log = logging.getLogger(__name__)
 AT_ONCE = 16
 """Creates of one backend in their stages; more only makes each slower."""
 
@@ -66,7 +69,19 @@ class Creator:
         answered = await node.journal.answered(key)
         if answered is not None:
             return answered
-        epoch = node.journal.epoch
+        backend = order.spec.backend if order.spec.backend in node.drivers else "unknown"
+        tally, began = figures_of(node).create(backend, order.project), time.perf_counter_ns()
+        try:
+            return await self._admitted(order, key)
+        except DsecError as error:
+            tally.failed(error.code)
+            log.debug("%s is not created: %s", order.sandbox, error)
+            raise
+        finally:
+            tally.took(time.perf_counter_ns() - began)
+
+    async def _admitted(self, order: NodeCreate, key: str) -> bytes:
+        node, epoch = self._node, self._node.journal.epoch
         refuse_away(node, order.spec.backend)
         limits = applied(order.spec, node.backends())
         admit(
@@ -109,6 +124,7 @@ class Creator:
             undo.keep()
         self._channels.watch(held)
         node.sandboxes.publish(record, "created")
+        log.debug("%s is created", sandbox)
         return answer
 
     async def _first_answer(self, driver: Driver, sandbox: str, undo: Undo) -> Guest:

@@ -16,6 +16,7 @@ from dsec.bus.driver import Death
 from dsec.bus.errors import DsecError, InfraError, NoSuchSandbox
 from dsec.bus.handlers import ok
 from dsec.bus.messages import Record, State
+from dsec.plugins.edge import figures
 from dsec.plugins.edge.node import Node
 from dsec.plugins.edge.sandboxes import Sandbox
 
@@ -104,6 +105,7 @@ class Ending:
         if sandbox is None or sandbox.doomed or sandbox.record.state is State.FAILED:
             return
         log.warning("%s failed (%s): %s", sandbox.id, death.failure.value, death.reason)
+        figures.failed(self._node, sandbox.record, death.failure)
         await self._node.sandboxes.fail(sandbox, death.failure, death.reason)
         sandbox.end()
         await sandbox.driver.destroy(sandbox.id)

@@ -6,9 +6,12 @@ from the last stored record (`after`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dsec.bus.frames import FRAME_VERSION, HEADER, Frame, Kind, pack_parts
+from dsec.bus.messages import Ended
+from dsec.bus.metrics.figures import Figures
+from dsec.bus.metrics.names import EXEC_BYTES, EXECS_ENDED
 from dsec.bus.nats.appender import Appender, Stored
 
 
@@ -21,6 +24,7 @@ class ExecLog:
     log: int
     sequence: int = 0
     offset: int = 0
+    figures: Figures = field(default_factory=Figures)
 
     def after(self, last: Frame) -> None:
         """Go on behind the last stored record of a former process."""
@@ -30,19 +34,19 @@ class ExecLog:
     def inline(self, end: bytes, out: bytes, err: bytes) -> tuple[bytes, Stored]:
         """Everything in one frame, which is also the answer; `end` is an ExecEnd as JSON."""
         raw = self._frame(Kind.INLINE, pack_parts(end, out, err))
-        self.offset += len(out) + len(err)
+        self._took(len(out) + len(err))
         return raw, self.appender.put(self.subject, raw)
 
     def started(self, meta: bytes, out: bytes, err: bytes) -> tuple[bytes, Stored]:
         """The first frame of a longer exec, which is also the answer."""
         raw = self._frame(Kind.STARTED, pack_parts(meta, out, err))
-        self.offset += len(out) + len(err)
+        self._took(len(out) + len(err))
         return raw, self.appender.put(self.subject, raw)
 
     async def output(self, kind: Kind, data: bytes) -> Stored:
         """A piece of output, when the node's window has room for it."""
         raw = self._frame(kind, data)
-        self.offset += len(data)
+        self._took(len(data))
         return await self.appender.append(self.subject, raw)
 
     def truncated(self) -> Stored:
@@ -52,6 +56,14 @@ class ExecLog:
     def exit(self, end: bytes) -> Stored:
         """The last frame."""
         return self.appender.put(self.subject, self._frame(Kind.EXIT, end))
+
+    def ended(self, how: Ended) -> None:
+        """Count the command's end."""
+        self.figures.count(EXECS_ENDED, how.value)
+
+    def _took(self, length: int) -> None:
+        self.offset += length
+        self.figures.count(EXEC_BYTES, by=length)
 
     def _frame(self, kind: Kind, data: bytes) -> bytes:
         head = HEADER.pack(FRAME_VERSION, kind, 0, self.sequence, self.offset, self.log)

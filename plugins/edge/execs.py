@@ -30,6 +30,7 @@ from dsec.plugins.edge.admission import DEFAULT_LOG_BYTES
 from dsec.plugins.edge.budget import AHEAD
 from dsec.plugins.edge.descriptors import room_for_command
 from dsec.plugins.edge.execlog import ExecLog
+from dsec.plugins.edge.figures import figures_of
 from dsec.plugins.edge.leader import SIGKILL
 from dsec.plugins.edge.node import Node
 from dsec.plugins.edge.running import Running
@@ -116,7 +117,7 @@ class Execs:
     def run(self, sandbox: Sandbox, entry: Entry, command: Exec) -> Running:
         """Have `command` among the sandbox's running ones until it is released."""
         subject = subjects.exec_stream(sandbox.record.project, sandbox.id, entry.exec)
-        log = ExecLog(self._node.appender, subject, entry.log)
+        log = ExecLog(self._node.appender, subject, entry.log, figures=figures_of(self._node))
         base = sandbox.spools / entry.exec
         running = Running(
             entry, command, log, base, sandbox.desk, lambda: sandbox.running.pop(entry.exec, None)

@@ -17,9 +17,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from dsec.bus.errors import DsecError, InfraError
+from dsec.bus.metrics.names import FREEZES
 from dsec.bus.nats.directget import patiently
 from dsec.bus.nodes import Kept, Nodes, joined
 from dsec.plugins.edge.ending import LOST, Ending
+from dsec.plugins.edge.figures import figures_of
 from dsec.plugins.edge.freezing import hold, let_go
 from dsec.plugins.edge.node import Node
 
@@ -108,6 +110,7 @@ class Fencing:
         node = self._node
         if node.open.is_set():
             log.error("%s freezes its %d sandboxes: %s", node.name, len(node.sandboxes), why)
+            figures_of(node).count(FREEZES)
             node.open.clear()
         await _each(hold(sandbox) for sandbox in node.sandboxes)
 

@@ -71,12 +71,22 @@ class _Job:
     done: asyncio.Future[list[tuple[Any, ...]]]
 
 
+@dataclass(slots=True)
+class Counts:
+    """What the thread has done: transactions, entries in them, seconds."""
+
+    commits: int = 0
+    entries: int = 0
+    seconds: float = 0.0
+
+
 class Journal:
     """See the module. Methods raise DiskFull, and InfraError when the journal cannot be written."""
 
     def __init__(self) -> None:
         self.epoch = 0
         """Grows by one each time the journal is opened: the number of this life of the node."""
+        self.counts = Counts()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
 
     @classmethod
@@ -86,7 +96,9 @@ class Journal:
         journal = cls()
         path.parent.mkdir(parents=True, exist_ok=True)
         loop = asyncio.get_running_loop()
-        thread = threading.Thread(target=_work, args=(path, journal._jobs, loop), name="journal")
+        thread = threading.Thread(
+            target=_work, args=(path, journal._jobs, loop, journal.counts), name="journal"
+        )
         thread.start()
         try:
             await journal._do(("UPDATE meta SET epoch = epoch + 1", ()), durable=True)
@@ -203,16 +215,22 @@ def _row(
     return Row(sandbox, Phase(phase), parsed, handle, driver or "")
 
 
-def _work(path: Path, jobs: queue.SimpleQueue[_Job | None], loop: asyncio.AbstractEventLoop) -> None:
+def _work(
+    path: Path, jobs: queue.SimpleQueue[_Job | None], loop: asyncio.AbstractEventLoop, counts: Counts
+) -> None:
     """The thread: one transaction for everything that waits."""
     database: sqlite3.Connection | None = None
     while batch := _batch(jobs):
+        began = time.perf_counter()
         try:
             database = database or _open(path)
             outcome: list[list[tuple[Any, ...]]] | DsecError = _commit(database, batch)
         except sqlite3.Error as error:
             outcome = _typed(error, path)
             log.warning("journal: %s", outcome)
+        counts.commits += 1
+        counts.entries += len(batch)
+        counts.seconds += time.perf_counter() - began
         loop.call_soon_threadsafe(_tell, batch, outcome)
     if database is not None:
         database.close()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import orjson
 
-from dsec.bus import subjects
+from dsec.bus import operation, subjects
 from dsec.bus.chronus.guest import Guest
 from dsec.bus.driver import Driver, Handle, Images, Info
 from dsec.bus.files import write_private
@@ -111,6 +111,7 @@ class Node:
             principal=principal,
             subject=subject,
             outcome=outcome,
+            trace=operation.trace(),
             **more,
         )
         verb = op.rpartition(".")[2]

@@ -190,6 +190,7 @@ class Running:
         ended = await self._how(exit_.code, exit_.signal)
         return orjson.dumps(
             {
+        self._log.ended(ended)
                 "ended": ended,
                 "code": exit_.code if ended is Ended.EXIT else None,
                 "signal": exit_.signal,

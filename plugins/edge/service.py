@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Final
 
-from dsec.bus import subjects
+from dsec.bus import operation, subjects
 from dsec.bus.errors import (
     BadId,
     DsecError,
@@ -169,7 +169,10 @@ class Service:
         veto = Veto(order=order, reply=reply, reason=reason.message)
         left = max(0.1, order.deadline / 1000 - time.time())
         answer = await self._node.bus.request(
-            subjects.SCHED_VETO, veto.model_dump_json().encode(), timeout=min(left, 10.0)
+            subjects.SCHED_VETO,
+            veto.model_dump_json().encode(),
+            timeout=min(left, 10.0),
+            headers=operation.onward(),
         )
         result(answer.data)
 

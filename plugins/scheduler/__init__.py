@@ -16,13 +16,16 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Final
 
-from dsec.bus import subjects
+from dsec.bus import operation, subjects
 from dsec.bus.core.jobs.messages import Spread
 from dsec.bus.errors import DsecError, NoCapacity, NodeLost
 from dsec.bus.handlers import decode, ok, serving_internal
 from dsec.bus.host import Context
 from dsec.bus.messages import Heartbeat, Place
+from dsec.bus.metrics.figures import Figures
+from dsec.bus.metrics.names import PLACEMENTS
 from dsec.bus.transport import Bus, Received
+from dsec.bus.workload import workload_of
 from dsec.plugins.scheduler.placement import DEFAULT_ASK, Ask, choose_many
 from dsec.plugins.scheduler.silence import DEFAULT, Patience
 from dsec.plugins.scheduler.spread import apportion
@@ -38,7 +41,8 @@ LISTEN: Final = 1.2
 class Scheduler:
     """Keeps the view and answers."""
 
-    def __init__(self, patience: Patience = DEFAULT) -> None:
+    def __init__(self, patience: Patience = DEFAULT, figures: Figures | None = None) -> None:
+        self._figures = figures or Figures()
         self._view = View(patience.suspect)
         self._rng = random.Random()  # noqa: S311 - dice, not secrets
         self._listened = asyncio.Event()
@@ -49,7 +53,7 @@ class Scheduler:
         cls, bus: Bus, context: Context, *, listen: float = LISTEN, patience: Patience = DEFAULT
     ) -> AsyncIterator[None]:
         """Place, and watch the nodes, while the block runs."""
-        scheduler = cls(patience)
+        scheduler = cls(patience, workload_of(bus).figures)
         heartbeats = await bus.subscribe(subjects.ALL_HEARTBEATS, scheduler.heard)
         timer = asyncio.get_running_loop().call_later(listen, scheduler._listened.set)
         try:
@@ -82,6 +86,7 @@ class Scheduler:
         if place.at is not None:
             return ok({"node": self._at(place.at)})
         nodes = self._choose(place)
+        _log(place, nodes)
         return ok({"node": nodes[0], "nodes": nodes})
 
     async def spread(self, message: Received) -> bytes:
@@ -94,6 +99,7 @@ class Scheduler:
         shares = apportion(ask, asked.count, self._view.candidates(now))
         for node, share in shares.items():
             self._view.placed(node, replace(ask, cpu=cpu * share, memory=memory * share), now)
+            self._figures.count(PLACEMENTS, node, by=share)
         return ok({"nodes": shares})
 
     async def nodes(self, _: Received) -> bytes:
@@ -120,4 +126,14 @@ class Scheduler:
             )
         for node, count in Counter(chosen).items():
             self._view.placed(node, ask, now, count)
+            self._figures.count(PLACEMENTS, node, by=count)
         return chosen
+
+
+def _log(place: Place, nodes: list[str]) -> None:
+    """A line for each operation: they come many in one question, each with a caller of its own."""
+    if not log.isEnabledFor(logging.DEBUG):
+        return
+    for op, node in zip(place.ops, nodes, strict=False):
+        with operation.about(place.traces.get(op, ""), op=op):
+            log.debug("placed on %s", node)

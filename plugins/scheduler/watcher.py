@@ -11,7 +11,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
 from typing import Final
 
 from dsec.bus import ids, subjects
@@ -19,10 +20,13 @@ from dsec.bus.audit import Auditor
 from dsec.bus.errors import DsecError, GoneError
 from dsec.bus.handlers import decode, in_time, ok, serving_internal
 from dsec.bus.messages import FailNode, Fleet, Heartbeat, NodeStatus, Standing
+from dsec.bus.metrics import names
+from dsec.bus.metrics.figures import Sample
 from dsec.bus.nats.appender import Appender
 from dsec.bus.nats.directget import DirectGet
 from dsec.bus.nodes import Kept, NodeEntry, Nodes, failed
 from dsec.bus.transport import Bus, Received
+from dsec.bus.workload import workload_of
 from dsec.plugins.scheduler.silence import DEFAULT, Patience, Silence, allowed
 from dsec.plugins.scheduler.sweep import Sweep
 
@@ -69,6 +73,7 @@ class Watcher:
                 (subjects.SCHED_FAIL, watcher.fail),
             ):
                 await stack.enter_async_context(serving_internal(bus, subject, handler, queue=QUEUE))
+            stack.enter_context(workload_of(bus).figures.telling(watcher._samples))
             watching = asyncio.create_task(watcher._watch(), name=watcher.name)
             try:
                 yield watcher
@@ -106,6 +111,18 @@ class Watcher:
             kept = await self._declare(kept, request.reason)
         await self._finish(kept)
         return ok(self._status(self._kept[request.node].entry))
+
+    def _samples(self) -> Iterator[Sample]:
+        """See Figures.telling."""
+        known = [self._status(kept.entry) for kept in self._kept.values()]
+        standings = Counter(one.standing.value for one in known)
+        for standing in Standing:
+            yield names.NODES, (standing.value,), standings[standing.value]
+        yield names.NODES, ("held",), len(self.held)
+        for one in known:
+            if one.standing is not Standing.FAILED:
+                yield names.NODE_SILENT, (one.node,), one.silent
+                yield names.NODE_CLOCK, (one.node,), one.offset / 1000
 
     def _status(self, entry: NodeEntry) -> NodeStatus:
         beat, offset = self._beats.get(entry.node, (None, 0))
@@ -182,6 +199,7 @@ class Watcher:
         now_kept = self._kept[kept.entry.node]
         if declared:
             log.error("%s is declared failed: %s", kept.entry.node, reason)
+            workload_of(self._bus).figures.count(names.FENCES, kept.entry.node)
             who = subjects.Address("node", "fence", "none", self.name)
             self._auditor.note(who, subjects.SCHED_FAIL, outcome="ok", target=kept.entry.node, detail=reason)
         return now_kept

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from dsec.bus.metrics.parts import seen
 from dsec.bus.nats.credentials import Credentials
 from dsec.bus.nats.wire import Wire
 from dsec.plugins.sim.config import SimConfig
@@ -40,6 +41,7 @@ async def fleet(
         nodes = {}
         for node, wire in zip(credentials, wires, strict=True):
             nodes[node] = await stack.enter_async_context(SimNode.running(wire, node, journal, config))
+            stack.enter_context(seen("sim", node, wire))
         yield nodes
 
 

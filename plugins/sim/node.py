@@ -14,12 +14,13 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, Final
 
 import orjson
 
-from dsec.bus import subjects
+from dsec.bus import operation, subjects
 from dsec.bus.audit import Auditor
 from dsec.bus.errors import (
     DeadlineExceeded,
@@ -41,9 +42,12 @@ from dsec.bus.handlers import (
     typed,
 )
 from dsec.bus.messages import GrantCredit, Heartbeat, RenewSandbox, Request, StartExec, State
+from dsec.bus.metrics import names
+from dsec.bus.metrics.figures import Sample
 from dsec.bus.nats.appender import Appender
 from dsec.bus.registry import TOMBSTONE
 from dsec.bus.transport import Bus, Received
+from dsec.bus.workload import workload_of
 from dsec.plugins.sim import journal as lines
 from dsec.plugins.sim.books import Books, Held, applied
 from dsec.plugins.sim.config import Fate, SimConfig, Verb
@@ -77,6 +81,7 @@ class SimNode:
         self.waiting: set[str] = set()
         """Keys of creates that have not begun to be journalled."""
         self._ending: dict[str, asyncio.Future[None]] = {}
+        self.figures = workload_of(bus).figures
         self._audit_create = {"op": "sandbox.create", "subject": subjects.node_create(node)}
         execs = Execs(node, config, self._fate, journal, appender)
         self._handlers: dict[tuple[str, str], Handler] = {
@@ -110,6 +115,7 @@ class SimNode:
                 serving_internal(bus, subjects.node_create(node), self.create, concurrency=CONCURRENCY)
             )
             await stack.enter_async_context(self._jobs.serving(bus))
+            stack.enter_context(self.figures.telling(self._samples))
             tasks = [asyncio.create_task(self._beat()), asyncio.create_task(self._reap())]
             try:
                 yield self
@@ -162,9 +168,15 @@ class SimNode:
         if running is not None:
             return await asyncio.shield(running)
         self._creating[key] = running = asyncio.get_running_loop().create_future()
+        backend = order["spec"]["backend"]
+        tally = self.figures.create(
+            backend if backend in self._config.backends else "unknown", order["project"]
+        )
+        began = time.perf_counter_ns()
         try:
             record = await self._make(order, key)
         except BaseException as error:
+            tally.failed(error.code if isinstance(error, DsecError) else "internal")
             running.set_exception(
                 error if isinstance(error, Exception) else InfraError("the node is stopping")
             )
@@ -174,6 +186,7 @@ class SimNode:
             running.set_result(record)
             return record
         finally:
+            tally.took(time.perf_counter_ns() - began)
             del self._creating[key]
 
     async def _make(self, order: dict[str, Any], key: str) -> bytes:
@@ -226,7 +239,9 @@ class SimNode:
     async def _veto(self, order: dict[str, Any], reply: str, reason: NoCapacity) -> None:
         veto = orjson.dumps({"order": order, "reply": reply, "reason": reason.message})
         left = max(0.1, order["deadline"] / 1000 - time.time())
-        answer = await self._bus.request(subjects.SCHED_VETO, veto, timeout=min(left, 10.0))
+        answer = await self._bus.request(
+            subjects.SCHED_VETO, veto, timeout=min(left, 10.0), headers=operation.onward()
+        )
         result(answer.data)
 
     def note_create(self, order: dict[str, Any], outcome: str, detail: str = "") -> None:
@@ -237,6 +252,8 @@ class SimNode:
             "outcome": outcome,
             "detail": detail,
         }
+        if trace := operation.trace():
+            entry["trace"] = trace
         self._appender.put(subjects.audit("edge", "create", order["project"]), orjson.dumps(entry))
 
     # --- one sandbox
@@ -366,8 +383,28 @@ class SimNode:
         deaths = self._config.deaths
         assert deaths is not None
         held.state = State.FAILED
+        project = self.figures.project(held.project)
+        self.figures.count(names.SANDBOX_FAILURES, self._backend, project, deaths.failure.value)
         await self.change(held, "failed", state="failed", failure=deaths.failure.value, reason=deaths.reason)
         self.books.again(held)
+
+    @property
+    def _backend(self) -> str:
+        """Its name, or of several names the first: a table of hundreds of thousands does not keep which."""
+        return next(iter(self._config.backends), "")
+
+    def _samples(self) -> Iterator[Sample]:
+        """See Figures.telling."""
+        project, books = self.figures.project, self.books
+        states = Counter((held.project, held.state) for held in books.table.values())
+        for (whose, state), count in states.items():
+            yield names.SANDBOXES, (self._backend, project(whose), state.value), count
+        yield names.CPU, (), self._config.cpu
+        yield names.CPU_PROMISED, (), max(0.0, books.cpu)
+        yield names.MEMORY, (), self._config.memory
+        yield names.MEMORY_PROMISED, (), books.memory
+        yield names.OPEN, (), 1
+        yield names.LIFE, (), self._journal.epoch
 
     async def _beat(self) -> None:
         await asyncio.sleep(random.uniform(0, 0.1))  # noqa: S311 - many nodes start together

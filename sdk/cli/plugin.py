@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import logging
 import os
 import signal
 from pathlib import Path
@@ -24,10 +23,12 @@ from dsec.bus.errors import InfraError, NodeLost, SpecError
 from dsec.bus.handlers import result
 from dsec.bus.home import Home, default_node
 from dsec.bus.host import PLUGINS, load
+from dsec.bus.metrics.serve import Exposed, exposed
 from dsec.bus.nats.credentials import Credentials
 from dsec.bus.nats.wire import Wire
 from dsec.bus.transport import Received
 from dsec.sdk.cli.loop import loop_factory
+from dsec.sdk.cli.observing import observe, observing_options
 from dsec.sdk.cli.output import emit, json_option, say, table
 
 GATHER: Final = 1.0
@@ -65,6 +66,7 @@ def _register_run(commands: Any) -> None:
     run.add_argument(
         "--without-driver", action="append", default=[], metavar="NAME", help="of an edge: runs elsewhere"
     )
+    observing_options(run)
 
 
 def _command(commands: Any, name: str, text: str, handler: Any) -> argparse.ArgumentParser:
@@ -81,10 +83,10 @@ def _command(commands: Any, name: str, text: str, handler: Any) -> argparse.Argu
 def run_plugin(args: argparse.Namespace) -> int:
     """Serve until asked to drain; the exit code: 0, or 1 when work was left unfinished."""
     options = _options(args)
-    logging.getLogger("dsec").setLevel(logging.INFO)
+    observe(args)
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            return runner.run(_serve(options, as_json=args.json))
+            return runner.run(_serve(options, args.metrics, as_json=args.json))
     except OSError as error:
         raise InfraError.during(f"home {options.home.path}", error) from error
 
@@ -115,7 +117,7 @@ def _default_credentials(args: argparse.Namespace, home: Home) -> Path:
     return home.credentials / f"{owner}.json"
 
 
-async def _serve(options: processes.Options, *, as_json: bool) -> int:
+async def _serve(options: processes.Options, where: str, *, as_json: bool) -> int:
     task, stop = asyncio.current_task(), asyncio.Event()
     assert task is not None
 
@@ -127,18 +129,20 @@ async def _serve(options: processes.Options, *, as_json: bool) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, asked_to_end)
     with contextlib.suppress(asyncio.CancelledError):
-        async with processes.running(options) as process:
+        async with exposed(where) as metrics, processes.running(options) as process:
             process.asked = stop
-            _tell(process, as_json=as_json)
-            await stop.wait()
+            _tell(process, metrics, as_json=as_json)
+            with metrics.serving():
+                await stop.wait()
             return 1 if await process.drain(options.finish_within) else 0
     return 1
 
 
-def _tell(process: processes.Process, *, as_json: bool) -> None:
+def _tell(process: processes.Process, metrics: Exposed, *, as_json: bool) -> None:
     service = process.service
     if as_json:
-        emit({"kind": service.name, "id": service.id, "pid": os.getpid()})
+        at = {"metrics": metrics.url} if metrics.url else {}
+        emit({"kind": service.name, "id": service.id, "pid": os.getpid(), **at})
     else:
         say(f"{service.name} {service.id} serves")
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import os
 import signal
 from pathlib import Path
@@ -18,8 +17,10 @@ from typing import Any
 from dsec.bus.errors import SpecError
 from dsec.bus.home import Home
 from dsec.bus.host import PLUGINS, load
+from dsec.bus.metrics.serve import exposed
 from dsec.bus.nats.credentials import Credentials
 from dsec.sdk.cli.loop import collect_rarely, loop_factory
+from dsec.sdk.cli.observing import observe, observing_options
 from dsec.sdk.cli.output import emit, json_option, say
 
 MOST = 1000
@@ -33,6 +34,7 @@ def register(subparsers: Any) -> None:
     parser.add_argument("--nodes", type=int, default=4, help="how many (default: %(default)s)")
     parser.add_argument("--config", type=Path, help="JSON file: sizes, delays, faults, deaths, outcomes")
     json_option(parser)
+    observing_options(parser)
     parser.set_defaults(handler=run)
 
 
@@ -40,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT; the exit code. Raises SpecError, AlreadyRunning, BrokerDown."""
     if not 0 < args.nodes <= MOST:
         raise SpecError(f"--nodes must lie between 1 and {MOST}", field="nodes")
-    logging.getLogger("dsec").setLevel(logging.INFO)
+    observe(args)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_serve(Home(args.home.absolute()), args))
     return 0
@@ -55,10 +57,12 @@ async def _serve(home: Home, args: argparse.Namespace) -> None:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        async with sim.fleet(url, credentials, home.part("sim"), config):
+        async with exposed(args.metrics) as metrics, sim.fleet(url, credentials, home.part("sim"), config):
             collect_rarely()
-            _tell({"url": url, "nodes": names, "pid": os.getpid()}, as_json=args.json)
-            await stop.wait()
+            at = {"metrics": metrics.url} if metrics.url else {}
+            _tell({"url": url, "nodes": names, "pid": os.getpid(), **at}, as_json=args.json)
+            with metrics.serving():
+                await stop.wait()
 
 
 def _tell(ready: dict[str, Any], *, as_json: bool) -> None:

@@ -2,7 +2,8 @@
 
 Starts in the order of need (broker, iam, core, scheduler, journal, edge) and ends in reverse, each stage with
 a deadline. The first start makes every credential. One line tells when all of it serves; with `--json` an
-object: `url`, `credentials` (file of the first principal), `home`, `node`, `parts`, `pid`, `broker_pid`.
+object: `url`, `credentials` (file of the first principal), `home`, `node`, `parts`, `pid`, `broker_pid`, and
+`metrics` where it serves them.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ from dsec.bus.handlers import result
 from dsec.bus.home import Home, default_node
 from dsec.bus.host import CONTROL_PLANE, PLUGINS, Context, drivers_of, images_of, load, plugin
 from dsec.bus.messages import Place
+from dsec.bus.metrics.serve import exposed
 from dsec.bus.nats import context as natscontext
 from dsec.bus.nats.broker import Broker
 from dsec.bus.nats.credentials import Credentials
 from dsec.bus.nats.wire import Wire
 from dsec.sdk.cli.loop import collect_rarely, loop_factory
+from dsec.sdk.cli.observing import observe, observing_options
 from dsec.sdk.cli.output import emit, say
 
 log = logging.getLogger(__name__)
@@ -53,6 +56,7 @@ class Options:
     broker: str = ""
     json: bool = False
     without: tuple[str, ...] = ()
+    metrics: str = ""
 
     def __post_init__(self) -> None:
         ids.check("node", self.node)
@@ -98,6 +102,7 @@ def register(subparsers: Any) -> None:
         help="a part of the control plane that `dsec plugin run` runs; repeatable",
     )
     parser.add_argument("--json", action="store_true", help="tell readiness as a JSON object")
+    observing_options(parser)
     parser.set_defaults(handler=run)
 
 
@@ -111,8 +116,9 @@ def run(args: argparse.Namespace) -> int:
         args.broker,
         json=args.json,
         without=(*args.without_driver, *args.without_plugin),
+        metrics=args.metrics,
     )
-    logging.getLogger("dsec").setLevel(logging.INFO)
+    observe(args)
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(up(options))
@@ -152,6 +158,8 @@ async def running(options: Options) -> AsyncIterator[dict[str, Any]]:
     home = options.home
     ready: dict[str, Any] = {"home": str(home.path), "node": options.node, "pid": os.getpid(), "parts": []}
     async with contextlib.AsyncExitStack() as stack:
+        metrics = await stack.enter_async_context(exposed(options.metrics))
+        ready |= {"metrics": metrics.url} if metrics.url else {}
         core: Wire | None = None
         if options.control:
             core = await stack.enter_async_context(_control_plane(options, ready))
@@ -163,7 +171,8 @@ async def running(options: Options) -> AsyncIterator[dict[str, Any]]:
             await _known(core, options.node)
         if options.control:
             home.announce(ready)
-        yield ready
+        with metrics.serving():
+            yield ready
 
 
 @contextlib.asynccontextmanager

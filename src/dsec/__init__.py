@@ -19,6 +19,7 @@ from dsec.sdk import (
     Result,
     Sandbox,
     State,
+    trace,
 )
 
 __all__ = [
@@ -40,5 +41,6 @@ __all__ = [
     "Result",
     "Sandbox",
     "State",
+    "trace",
 ]
 __version__ = "0.1.0"

@@ -16,7 +16,7 @@ from typing import Final
 
 import orjson
 
-from dsec.bus import ids, subjects
+from dsec.bus import ids, operation, subjects
 from dsec.bus.core.jobs import scheduling
 from dsec.bus.core.jobs.charging import Charging
 from dsec.bus.core.jobs.messages import (
@@ -85,8 +85,10 @@ class Execution:
         self._kept: Kept
         self._plan: Plan
 
-    async def run(self) -> None:
-        """Until each number runs or has failed. Raises InfraError only when the state cannot be kept."""
+    async def run(self) -> Batch | None:
+        """Until each number runs or has failed; None when another core carries it out meanwhile.
+
+        Raises InfraError only when the state cannot be kept."""
         await self._open()
         try:
             while self._kept.batch.phase is not Phase.DONE:
@@ -100,6 +102,8 @@ class Execution:
                 await self._tell(force=self._kept.batch.phase is not before)
         except Conflict:
             log.info("batch %s is carried out by another core", self._order.op)
+            return None
+        return self._kept.batch
 
     async def _open(self) -> None:
         order = self._order
@@ -201,7 +205,9 @@ class Execution:
             cancel=self._kept.batch.cancelled,
         )
         data = body.model_dump_json().encode()
-        answer = await self._bus.request(subjects.node_batch(node), data, timeout=WAIT + GRACE)
+        answer = await self._bus.request(
+            subjects.node_batch(node), data, timeout=WAIT + GRACE, headers=operation.onward()
+        )
         return NodeBatchAnswer.model_validate(result(answer.data))
 
     async def _unheard(self, node: str, numbers: list[int], error: NodeLost) -> None:

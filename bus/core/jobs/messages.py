@@ -43,6 +43,7 @@ class BatchOrder(Message):
     count: int
     spec: dict[str, Any]
     overrides: Overrides
+    traceparent: str = ""
 
 
 class NodeBatch(Request):

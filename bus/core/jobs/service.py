@@ -11,10 +11,10 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Final, Literal
 
-from dsec.bus import ids, subjects
+from dsec.bus import ids, operation, subjects
 from dsec.bus.audit import Auditor
 from dsec.bus.core.claims import Claims
 from dsec.bus.core.jobs import scheduling
@@ -38,9 +38,12 @@ from dsec.bus.core.jobs.template import digest, parse_batch
 from dsec.bus.errors import Conflict, DeadlineExceeded, DsecError, GoneError, InfraError
 from dsec.bus.handlers import Call, Handler, decode, ok, result, typed
 from dsec.bus.messages import State
+from dsec.bus.metrics import names
+from dsec.bus.metrics.figures import Sample
 from dsec.bus.nats.directget import DirectGet
 from dsec.bus.registry import Registry
 from dsec.bus.transport import Bus, Received
+from dsec.bus.workload import workload_of
 
 Verb = Literal["pause", "resume", "kill", "stat"]
 log = logging.getLogger(__name__)
@@ -71,6 +74,8 @@ class Jobs:
         self._queue = queue
         self._quotas = quotas
         self._gate = asyncio.Semaphore(AT_ONCE)
+        self._figures = workload_of(bus).figures
+        self._running = 0
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -81,6 +86,7 @@ class Jobs:
         async with contextlib.AsyncExitStack() as stack:
             queues = [await stack.enter_async_context(Queue.running(bus)) for _ in range(BATCHES)]
             jobs = cls(bus, reader, auditor, queues[0], quotas)
+            stack.enter_context(jobs._figures.telling(jobs._samples))
             workers = [asyncio.create_task(jobs._work(queue)) for queue in queues]
             try:
                 yield jobs
@@ -112,6 +118,7 @@ class Jobs:
             count=request.count,
             spec=spec.model_dump(mode="json"),
             overrides=request.overrides,
+            traceparent=operation.traceparent(),
         )
         kept = await self._store.get(at.project, job, request.op)
         if kept is None or not kept.batch.owner:
@@ -153,13 +160,35 @@ class Jobs:
     async def _carry_out(self, queue: Queue, message: Received) -> None:
         order = decode(BatchOrder, message.data)
         alive = asyncio.create_task(_keep(queue, message))
+        self._running += 1
         try:
             charging = None if self._quotas is None else Charging(order, self._claims, self._quotas)
-            await Execution(self._bus, self._store, order, charging).run()
+            with operation.about(
+                order.traceparent,
+                op=order.op,
+                project=order.project,
+                principal=order.principal,
+                job=order.job,
+            ):
+                self._count(await Execution(self._bus, self._store, order, charging).run())
         finally:
+            self._running -= 1
             alive.cancel()
             await asyncio.gather(alive, return_exceptions=True)
         await queue.done(message)
+
+    def _samples(self) -> Iterator[Sample]:
+        yield names.BATCHES_RUNNING, (), self._running
+        yield names.BATCHES, (), 0
+
+    def _count(self, batch: Batch | None) -> None:
+        """A batch is done here, unless another core has it."""
+        if batch is None:
+            return
+        self._figures.count(names.BATCHES)
+        ran = size_of(batch.running)
+        self._figures.count(names.BATCH_SANDBOXES, "ran", by=ran)
+        self._figures.count(names.BATCH_SANDBOXES, "failed", by=batch.count - ran)
 
     async def cancel(self, call: Call, request: StatJob) -> bytes:
         """What no node has begun of the job's batches, or of this one, is not created any more; what runs,
