@@ -208,13 +208,6 @@ class Wire:
             raise
         return subscription
 
-    # --- hooks
-
-    def on_connected(self, hook: Callable[[], None]) -> None:
-        """Run `hook` after each *re*connection, when subscriptions are back; it must not block."""
-        self._connected_hooks.append(hook)
-
-    def on_disconnected(self, hook: Callable[[], None]) -> None:
     async def round_trip(self) -> None:
         """A PING, which the broker has answered on return. Raises BrokerDown."""
         try:
@@ -222,6 +215,13 @@ class Wire:
         except (Error, OSError) as error:
             raise BrokerDown.during("the broker does not answer a PING", error) from error
 
+    # --- hooks
+
+    def on_connected(self, hook: Callable[[], None]) -> None:
+        """Run `hook` after each *re*connection, when subscriptions are back; it must not block."""
+        self._connected_hooks.append(hook)
+
+    def on_disconnected(self, hook: Callable[[], None]) -> None:
         """Run `hook` as soon as the connection is known to be broken; it must not block."""
         self._disconnected_hooks.append(hook)
 

@@ -188,9 +188,9 @@ class Running:
         """An ExecEnd as JSON."""
         exit_ = self.leader.exited.result()
         ended = await self._how(exit_.code, exit_.signal)
+        self._log.ended(ended)
         return orjson.dumps(
             {
-        self._log.ended(ended)
                 "ended": ended,
                 "code": exit_.code if ended is Ended.EXIT else None,
                 "signal": exit_.signal,
