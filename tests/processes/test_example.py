@@ -29,7 +29,7 @@ def conformance(where: Path, scratch: Path, driver: str, suites: str, *options: 
     argv = [sys.executable, "-m", "dsec.sdk.cli", "conformance", "--driver", driver, *options]
     done = subprocess.run(
         [*argv, "--", "--basetemp", str(scratch), "-k", suites],
-        env=os.environ | {"PYTHONPATH": str(where)},
+        env=os.environ | {"PYTHONPATH": str(where), "PYTEST_ADDOPTS": ""},
         cwd=scratch.parent,
         capture_output=True,
         text=True,
