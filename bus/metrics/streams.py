@@ -15,7 +15,7 @@ from dsec.bus.metrics import names
 from dsec.bus.metrics.figures import Sample
 from dsec.bus.transport import Bus
 
-EVERY: Final = 5.0
+EVERY: Final = 1.0
 """Seconds between questions, however often somebody looks."""
 WITHIN: Final = 0.8
 STREAMS: Final = (
