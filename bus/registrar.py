@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -21,6 +21,7 @@ from dsec.bus.errors import Conflict, Failure, InfraError
 from dsec.bus.messages import Record, State
 from dsec.bus.nats.appender import Appender, Stored
 from dsec.bus.nats.directget import DirectGet
+from dsec.bus.nats.directget import Stored as Kept
 from dsec.bus.nodes import EXPECTED
 from dsec.bus.registry import lasting
 
@@ -32,15 +33,27 @@ TOMBSTONE: Final = "24h"
 FLUSH: Final = 5.0
 """Seconds that leaving the block waits for writes under way."""
 PAUSE: Final = 0.3
+LOOKS: Final = 64
+"""Records that are read at once: a node that is started again has to read all that it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One state of a sandbox's record, to be written to `subject`. `last`: nothing follows it."""
+
+    subject: str
+    epoch: int
+    data: bytes
+    headers: Mapping[str, str]
+    last: bool = False
 
 
 @dataclass(slots=True)
 class _Key:
-    """One sandbox: what is to be written, after which revision (None: it has to be looked up)."""
+    """One sandbox with a write under way: what is to be written, after which revision (None: unknown)."""
 
-    wanted: Record
+    wanted: Version
     revision: int | None
-    busy: bool = False
 
 
 class Registrar:
@@ -49,10 +62,11 @@ class Registrar:
     def __init__(self, appender: Appender, reader: DirectGet) -> None:
         self._appender = appender
         self._reader = reader
-        self._keys: dict[str, _Key] = {}
+        self._busy: dict[str, _Key] = {}
+        self._revisions: dict[str, int] = {}
+        self._looking = asyncio.Semaphore(LOOKS)
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
-        self._busy = 0
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -74,72 +88,75 @@ class Registrar:
     @property
     def busy(self) -> int:
         """Sandboxes whose newest record is not stored yet."""
-        return self._busy
+        return len(self._busy)
 
     def put(self, record: Record, *, fresh: bool = False) -> None:
         """`record` is the newest of its sandbox; `fresh`: it is also the first."""
-        subject = subject_of(record)
-        key = self._keys.get(subject)
-        if key is None:
-            key = self._keys[subject] = _Key(record, 0 if fresh else None)
-        key.wanted = record
-        if not key.busy:
-            key.busy = True
-            self._busy += 1
-            self._next(subject, key)
+        self.write(version(record), fresh=fresh)
 
-    def _next(self, subject: str, key: _Key) -> None:
-        if key.revision is None:
-            self._spawn(self._look(subject, key))
+    def write(self, wanted: Version, *, fresh: bool = False) -> None:
+        """As `put`, for who has the record as JSON."""
+        key = self._busy.get(wanted.subject)
+        if key is not None:
+            key.wanted = wanted
             return
-        record = key.wanted
-        data, headers = encoded(record)
-        stored = self._appender.put(subject, data, headers={**headers, EXPECTED: str(key.revision)})
-        stored.add_done_callback(partial(self._stored, subject, key, record))
+        known = self._revisions.pop(wanted.subject, None)
+        self._busy[wanted.subject] = key = _Key(wanted, 0 if fresh and known is None else known)
+        self._next(key)
 
-    def _stored(self, subject: str, key: _Key, record: Record, stored: Stored) -> None:
+    def _next(self, key: _Key) -> None:
+        if key.revision is None:
+            self._spawn(self._look(key))
+            return
+        wanted = key.wanted
+        headers = {**wanted.headers, EXPECTED: str(key.revision)}
+        stored = self._appender.put(wanted.subject, wanted.data, headers=headers)
+        stored.add_done_callback(partial(self._stored, key, wanted))
+
+    def _stored(self, key: _Key, wanted: Version, stored: Stored) -> None:
         error = None if stored.cancelled() else stored.exception()
         if isinstance(error, Conflict):
             key.revision = None
-            self._next(subject, key)
+            self._next(key)
         elif stored.cancelled() or error is not None:
             self._rest(key)  # the node stops, and the next one writes it; or it can never be stored
         else:
             key.revision = stored.result()
-            self._written(subject, key, record)
+            self._written(key, wanted)
 
-    def _written(self, subject: str, key: _Key, record: Record) -> None:
-        if key.wanted is not record:
-            self._next(subject, key)
+    def _written(self, key: _Key, wanted: Version) -> None:
+        if key.wanted is not wanted:
+            self._next(key)
             return
-        if record.state is State.DESTROYED:
-            self._keys.pop(subject, None)
+        if key.revision is not None and not wanted.last:
+            self._revisions[wanted.subject] = key.revision
         self._rest(key)
 
-    async def _look(self, subject: str, key: _Key) -> None:
+    async def _look(self, key: _Key) -> None:
         """Learn the revision to follow, for as long as the broker is away."""
-        while True:
-            try:
-                stored = await self._reader.last(STREAM, subject)
-                break
-            except InfraError as error:
-                log.warning("%s cannot be read, trying again: %s", subject, error)
-                await asyncio.sleep(PAUSE)
+        subject = key.wanted.subject
+        async with self._looking:
+            stored = await self._read(subject)
         held = Record.model_validate_json(stored.data) if stored is not None and stored.data else None
         key.revision = 0 if stored is None else stored.sequence
         if held is not None and outlived(key.wanted, held):
             log.warning("%s: the registry keeps what was written after this life", subject)
-            self._keys.pop(subject, None)
             self._rest(key)
-        elif held == key.wanted:
-            self._written(subject, key, key.wanted)
+        elif held == Record.model_validate_json(key.wanted.data):
+            self._written(key, key.wanted)
         else:
-            self._next(subject, key)
+            self._next(key)
+
+    async def _read(self, subject: str) -> Kept | None:
+        while True:
+            try:
+                return await self._reader.last(STREAM, subject)
+            except InfraError as error:
+                log.warning("%s cannot be read, trying again: %s", subject, error)
+                await asyncio.sleep(PAUSE)
 
     def _rest(self, key: _Key) -> None:
-        if key.busy:
-            key.busy = False
-            self._busy -= 1
+        if self._busy.pop(key.wanted.subject, None) is not None:
             self._idle.set()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -154,9 +171,15 @@ def tombstone(record: Record, reason: str) -> Record:
     return record.model_copy(update=lost | {"changed": record.changed + 1})
 
 
-def outlived(mine: Record, held: Record) -> bool:
+def outlived(mine: Record | Version, held: Record) -> bool:
     """Whether `held`, in the registry, may not be overwritten by `mine`: a tombstone, or a later life's."""
     return held.fenced or held.epoch > mine.epoch
+
+
+def version(record: Record) -> Version:
+    """The record as it is written."""
+    last = record.fenced or record.state is State.DESTROYED
+    return Version(subject_of(record), record.epoch, *encoded(record), last)
 
 
 def subject_of(record: Record) -> str:

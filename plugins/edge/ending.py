@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Final
 
 from dsec.bus import subjects
 from dsec.bus.driver import Death
@@ -21,8 +20,6 @@ from dsec.plugins.edge.node import Node
 from dsec.plugins.edge.sandboxes import Sandbox
 
 log = logging.getLogger(__name__)
-
-LOST: Final = "its node was away and was declared failed"
 
 
 def gone_key(project: str, sandbox: str) -> str:

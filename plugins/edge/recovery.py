@@ -14,12 +14,13 @@ from dsec.bus import subjects
 from dsec.bus.chronus.guest import Exec, Guest
 from dsec.bus.driver import CountsOom, Death
 from dsec.bus.errors import DsecError, Failure, GoneError, InfraError, NodeLost
+from dsec.bus.fencing import LOST
 from dsec.bus.frames import Frame, unpack
 from dsec.bus.handlers import ok
 from dsec.bus.messages import Record, State
 from dsec.bus.nats.directget import DirectGet
 from dsec.plugins.edge.channels import Channels
-from dsec.plugins.edge.ending import LOST, Ending, gone_key
+from dsec.plugins.edge.ending import Ending, gone_key
 from dsec.plugins.edge.execs import Execs
 from dsec.plugins.edge.freezing import answering
 from dsec.plugins.edge.journal import Phase, Row

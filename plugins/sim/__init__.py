@@ -15,7 +15,7 @@ In a test of your own, with a broker and credentials at hand:
     async with fleet(url, {"n-sim-000": credentials}, home, SimConfig(seed=7)) as nodes: …
 
 Sandboxes survive the end of the process, `kill -9` included: the next one on the same home has the same
-records again, under the next epoch. See docs/sim.md.
+records again in its next life, unless the watcher has declared them failed meanwhile. See docs/sim.md.
 """
 
 from __future__ import annotations

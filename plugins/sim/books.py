@@ -6,12 +6,12 @@ A record is kept as the JSON that was answered; nodes hold hundreds of thousands
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
-from dsec.bus.errors import NoCapacity, NoSuchSandbox
+from dsec.bus.errors import NoCapacity, NodeLost, NoSuchSandbox
 from dsec.bus.messages import State
 from dsec.bus.spec import Limits
 from dsec.plugins.sim.config import SimConfig
@@ -26,6 +26,7 @@ class Held:
     project: str
     state: State
     record: bytes
+    epoch: int
     cpu: float
     memory: int
     expires: float
@@ -33,7 +34,7 @@ class Held:
     used: float
     job: str | None = None
     dies: float | None = None
-    execs: dict[str, int] = field(default_factory=dict)
+    execs: dict[str, int] | None = None
     numbers: int = 0
 
     @classmethod
@@ -44,6 +45,7 @@ class Held:
             project=body["project"],
             state=State(body["state"]),
             record=record,
+            epoch=body["epoch"],
             cpu=body["applied"]["cpu"] or 0.0,
             memory=body["applied"]["memory"] or 0,
             expires=body["expires"] / 1000,
@@ -51,6 +53,18 @@ class Held:
             used=now,
             job=body["spec"].get("job"),
         )
+
+    def begin(self, exec_: str) -> int:
+        """A command of it begins; its number."""
+        if self.execs is None:
+            self.execs = {}
+        self.numbers += 1
+        self.execs[exec_] = self.numbers
+        return self.numbers
+
+    def number(self, exec_: str) -> int | None:
+        """The number of a command that has begun."""
+        return None if self.execs is None else self.execs.get(exec_)
 
     def due(self) -> float:
         """When something happens to it by itself, unless it is used or changed meanwhile."""
@@ -70,19 +84,34 @@ class Held:
 class Books:
     """The tables of one node; ids of other projects look as if they did not exist."""
 
-    def __init__(self, config: SimConfig, past: Past, epoch: int, now: float) -> None:
+    def __init__(self, config: SimConfig, past: Past) -> None:
         self.config = config
         self.answers = past.answers
         self.gone = past.gone
+        self.lost = past.lost
         self.table: dict[str, Held] = {}
         self.cpu, self.memory = 0.0, 0
         self._due: list[tuple[float, str]] = []
+
+    def recover(self, past: Past, *, fenced: int, epoch: int, now: float) -> None:
+        """Take over what a former process left: into life `epoch`, unless its life was declared failed."""
         for record in past.records.values():
-            body = orjson.loads(record) | {"epoch": epoch}
+            body = orjson.loads(record)
+            if body["epoch"] > fenced:
+                body["epoch"] = epoch
             held = Held.of(body, packed(body), now)
-            held.execs = past.execs.get(held.id, {})
-            held.numbers = max(held.execs.values(), default=0)
+            execs = past.execs.get(held.id)
+            if execs is not None:
+                held.execs, held.numbers = execs, max(execs.values(), default=0)
             self.add(held)
+
+    def answer(self, key: str) -> bytes | None:
+        """What was answered to a create of this key, unless the sandbox is lost: then it may come again."""
+        record = self.answers.get(key)
+        if record is not None and self.lost and orjson.loads(record)["sandbox"] in self.lost:
+            del self.answers[key]
+            return None
+        return record
 
     def admit(self, cpu: float, memory: int, coming: int) -> None:
         """Raises NoCapacity, which becomes a veto; `coming` sandboxes are being created."""
@@ -98,13 +127,22 @@ class Books:
         heapq.heappush(self._due, (held.due(), held.id))
 
     def remove(self, held: Held) -> None:
+        self._drop(held, self.gone)
+
+    def lose(self, held: Held) -> None:
+        """It was declared failed while the node was away: those who ask hear so."""
+        self._drop(held, self.lost)
+
+    def _drop(self, held: Held, where: dict[str, str]) -> None:
         if self.table.pop(held.id, None) is not None:
             self.cpu -= held.cpu
             self.memory -= held.memory
-            self.gone[held.id] = held.project
+        where[held.id] = held.project
 
     def get(self, sandbox: str, project: str, now: float) -> Held:
-        """The project's sandbox, now in use. Raises NoSuchSandbox."""
+        """The project's sandbox, now in use. Raises NoSuchSandbox, NodeLost."""
+        if self.lost.get(sandbox) == project:
+            raise NodeLost(f"{sandbox} was lost: its node was away and was declared failed")
         held = self.table.get(sandbox)
         if held is None or held.project != project:
             raise NoSuchSandbox(f"no sandbox {sandbox} in this project", field="sandbox")

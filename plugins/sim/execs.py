@@ -26,16 +26,23 @@ KILLED: Final = {"ended": Ended.TIMEOUT, "code": None, "signal": None}
 
 
 class Execs:
-    """`exec.start` of one node."""
+    """`exec.start` of one node; while it is not `opened` nothing ends."""
 
     def __init__(
-        self, node: str, config: SimConfig, fate: Fate, journal: Journal, appender: Appender
+        self,
+        node: str,
+        config: SimConfig,
+        fate: Fate,
+        journal: Journal,
+        appender: Appender,
+        opened: asyncio.Event,
     ) -> None:
         self._node = node
         self._config = config
         self._fate = fate
         self._journal = journal
         self._appender = appender
+        self._open = opened
         self._running: dict[str, asyncio.Task[bytes]] = {}
 
     async def start(self, held: Held, request: StartExec) -> bytes:
@@ -46,8 +53,9 @@ class Execs:
         exec_ = exec_of(request.op)
         running = self._running.get(exec_)
         if running is None:
-            if exec_ in held.execs:
-                return again(exec_, held.execs[exec_])
+            number = held.number(exec_)
+            if number is not None:
+                return again(exec_, number)
             _living(held)
             running = asyncio.create_task(self._run(held, exec_, request))
             self._running[exec_] = running
@@ -56,14 +64,13 @@ class Execs:
 
     async def credit(self, held: Held, call: Call) -> bytes:
         """All output was in the first frame: there is nothing to hold back."""
-        if call.address.exec not in held.execs:
+        if held.number(call.address.exec) is None:
             raise NoSuchExec(f"no exec {call.address.exec} in this sandbox", field="exec")
         return ok()
 
     async def _run(self, held: Held, exec_: str, request: StartExec) -> bytes:
         self._fate.strike("exec")
-        held.numbers += 1
-        held.execs[exec_] = number = held.numbers
+        number = held.begin(exec_)
         await self._journal.append(lines.started(self._node, held.id, exec_, number))
         outcome = self._config.outcome(request.argv)
         wall = outcome.wall_ms / 1000 + self._fate.delay("exec")
@@ -71,6 +78,7 @@ class Execs:
         if timed_out and request.timeout is not None:
             wall, outcome = request.timeout, outcome.model_copy(update=KILLED)
         await asyncio.sleep(wall)
+        await self._open.wait()
         raw = _frame(outcome, wall, number)
         stored = self._appender.put(subjects.exec_stream(held.project, held.id, exec_), raw)
         if request.durable:

@@ -8,6 +8,9 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from dsec.bus.fencing import DEFAULT, Patience
+from dsec.bus.host import service_of
+from dsec.bus.membership import member
 from dsec.bus.metrics.parts import seen
 from dsec.bus.nats.credentials import Credentials
 from dsec.bus.nats.wire import Wire
@@ -23,9 +26,16 @@ LINGER: Final = 0.004
 
 @contextlib.asynccontextmanager
 async def fleet(
-    url: str, credentials: Mapping[str, Credentials], home: Path, config: SimConfig | None = None
+    url: str,
+    credentials: Mapping[str, Credentials],
+    home: Path,
+    config: SimConfig | None = None,
+    *,
+    patience: Patience = DEFAULT,
 ) -> AsyncIterator[dict[str, SimNode]]:
     """The nodes that `credentials` names, serving while the block runs; `home` keeps their journal.
+
+    Each answers discovery as every member does, and is fenced (`patience`) when it loses the broker.
 
     Raises BrokerDown, Unauthenticated, DiskFull, InfraError.
     """
@@ -40,7 +50,9 @@ async def fleet(
         wires = await asyncio.gather(*(connected(node, who) for node, who in credentials.items()))
         nodes = {}
         for node, wire in zip(credentials, wires, strict=True):
-            nodes[node] = await stack.enter_async_context(SimNode.running(wire, node, journal, config))
+            running = SimNode.running(wire, node, journal, config, patience=patience)
+            nodes[node] = await stack.enter_async_context(running)
+            await stack.enter_async_context(member(wire, service_of(credentials[node])))
             stack.enter_context(seen("sim", node, wire))
         yield nodes
 

@@ -39,7 +39,7 @@ class SimJobs:
 
     async def make(self, item: Item) -> None:
         key = _key(item)
-        if key not in self._node.books.answers:
+        if self._node.books.answer(key) is None:
             order = {"op": item.op, "project": item.project, "principal": item.principal}
             try:
                 await self._node.once(order | {"sandbox": item.sandbox, "spec": item.spec}, key)
@@ -47,7 +47,7 @@ class SimJobs:
                 self.coming.pop(item.sandbox, None)
 
     async def made(self, item: Item) -> bool:
-        return _key(item) in self._node.books.answers
+        return self._node.books.answer(_key(item)) is not None
 
     def abandon(self, item: Item) -> bool:
         return _key(item) in self._node.waiting
@@ -69,7 +69,7 @@ class SimJobs:
             "project": item.project,
             "principal": item.principal,
             "node": node.node,
-            "epoch": node.epoch,
+            "epoch": node.lives.epoch,
             "state": state.value,
             "spec": item.spec,
             "applied": applied(item.spec["limits"], node.books.config.defaults),
@@ -78,7 +78,7 @@ class SimJobs:
         }
         record = packed(body | fields)
         self.coming[item.sandbox] = item.project, record
-        node.tell(item.project, item.sandbox, state.value, record, gone=state is State.FAILED)
+        node.tell(body, state.value, record, gone=state is State.FAILED)
 
     # --- Members
 

@@ -35,15 +35,18 @@ def packed(record: dict[str, Any]) -> bytes:
 
 @dataclass(slots=True)
 class Past:
-    """What a former process acknowledged on one node: records, answers by key, destroyed, execs.
+    """What a former process acknowledged on one node: records, answers by key, destroyed, lost, execs.
 
     Records are JSON as answered. `execs`: exec id to its number in the sandbox's journal, by sandbox.
+    `epoch`: the node's newest life, which may be later than that of the process.
     """
 
     records: dict[str, bytes] = field(default_factory=dict)
     answers: dict[str, bytes] = field(default_factory=dict)
     gone: dict[str, str] = field(default_factory=dict)
+    lost: dict[str, str] = field(default_factory=dict)
     execs: dict[str, dict[str, int]] = field(default_factory=dict)
+    epoch: int = 0
 
     def fold(self, entry: dict[str, Any]) -> None:
         """Take one line in."""
@@ -55,19 +58,25 @@ class Past:
                 self.records[entry["record"]["sandbox"]] = packed(entry["record"])
             case "exec":
                 self.execs.setdefault(entry["sandbox"], {})[entry["exec"]] = entry["log"]
-            case "gone":
+            case "gone" | "lost" as how:
                 self.records.pop(entry["sandbox"], None)
                 self.execs.pop(entry["sandbox"], None)
-                self.gone[entry["sandbox"]] = entry["project"]
+                (self.gone if how == "gone" else self.lost)[entry["sandbox"]] = entry["project"]
+            case "life":
+                self.epoch = max(self.epoch, entry["epoch"])
 
     def lines(self, node: str) -> Iterator[bytes]:
         """The shortest journal that folds to this."""
+        if self.epoch:
+            yield life(node, self.epoch)
         for key, record in self.answers.items():
             yield created(node, key, record)
         for record in self.records.values():
             yield changed(node, record)
         for sandbox, project in self.gone.items():
             yield gone(node, sandbox, project)
+        for sandbox, project in self.lost.items():
+            yield lost(node, sandbox, project)
         for sandbox, execs in self.execs.items():
             for exec_, number in execs.items():
                 yield started(node, sandbox, exec_, number)
@@ -85,10 +94,24 @@ def changed(node: str, record: bytes) -> bytes:
 
 def gone(node: str, sandbox: str, project: str) -> bytes:
     """Nothing is left of a sandbox."""
+    return _ended("gone", node, sandbox, project)
+
+
+def lost(node: str, sandbox: str, project: str) -> bytes:
+    """Nothing is left of a sandbox that was declared failed; no answer promises it any more."""
+    return _ended("lost", node, sandbox, project)
+
+
+def _ended(what: str, node: str, sandbox: str, project: str) -> bytes:
     return orjson.dumps(
-        {"what": "gone", "node": node, "sandbox": sandbox, "project": project},
+        {"what": what, "node": node, "sandbox": sandbox, "project": project},
         option=orjson.OPT_APPEND_NEWLINE,
     )
+
+
+def life(node: str, epoch: int) -> bytes:
+    """The node has begun a life."""
+    return orjson.dumps({"what": "life", "node": node, "epoch": epoch}, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def started(node: str, sandbox: str, exec_: str, number: int) -> bytes:

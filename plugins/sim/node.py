@@ -27,10 +27,12 @@ from dsec.bus.errors import (
     DsecError,
     InfraError,
     NoCapacity,
+    NodeLost,
     NoSuchSandbox,
     SpecError,
     Unsupported,
 )
+from dsec.bus.fencing import DEFAULT, LOST, Fencing, Patience
 from dsec.bus.handlers import (
     Call,
     Handler,
@@ -45,6 +47,8 @@ from dsec.bus.messages import GrantCredit, Heartbeat, RenewSandbox, Request, Sta
 from dsec.bus.metrics import names
 from dsec.bus.metrics.figures import Sample
 from dsec.bus.nats.appender import Appender
+from dsec.bus.nats.directget import DirectGet
+from dsec.bus.registrar import Registrar, Version
 from dsec.bus.registry import TOMBSTONE
 from dsec.bus.transport import Bus, Received
 from dsec.bus.workload import workload_of
@@ -54,6 +58,7 @@ from dsec.plugins.sim.config import Fate, SimConfig, Verb
 from dsec.plugins.sim.execs import Execs
 from dsec.plugins.sim.jobs import SimJobs
 from dsec.plugins.sim.journal import Journal, Past, packed
+from dsec.plugins.sim.lives import Lives
 
 log = logging.getLogger(__name__)
 
@@ -62,20 +67,32 @@ EVERY: Final = 1.0
 REAP_EVERY: Final = 0.2
 CONCURRENCY: Final = 8192
 AUDITED: Final = frozenset({"destroy", "pause", "resume", "renew"})
+NO_HEADERS: Final[dict[str, str]] = {}
 
 
 class SimNode:
     """One node; made by `running`. `sandboxes` counts what it holds."""
 
-    def __init__(self, bus: Bus, node: str, config: SimConfig, journal: Journal, appender: Appender) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        node: str,
+        config: SimConfig,
+        journal: Journal,
+        appender: Appender,
+        registrar: Registrar,
+    ) -> None:
         self.node = node
         self._bus = bus
         self._config = config
         self._journal = journal
+        self._past = journal.past.pop(node, Past())
         self._appender = appender
-        self._auditor = Auditor(appender, "edge")
+        self.registrar = registrar
+        self.auditor = Auditor(appender, "edge")
         self._fate = Fate(config, node)
-        self.books = Books(config, journal.past.pop(node, Past()), journal.epoch, time.time())
+        self.lives = Lives(self, journal, self._past)
+        self.books = Books(config, self._past)
         self._creating: dict[str, asyncio.Future[bytes]] = {}
         self._jobs = SimJobs(self)
         self.waiting: set[str] = set()
@@ -83,7 +100,7 @@ class SimNode:
         self._ending: dict[str, asyncio.Future[None]] = {}
         self.figures = workload_of(bus).figures
         self._audit_create = {"op": "sandbox.create", "subject": subjects.node_create(node)}
-        execs = Execs(node, config, self._fate, journal, appender)
+        execs = Execs(node, config, self._fate, journal, appender, self.lives.open)
         self._handlers: dict[tuple[str, str], Handler] = {
             ("sandbox", "stat"): typed(Request, self.stat),
             ("sandbox", "destroy"): typed(Request, self.destroy),
@@ -97,18 +114,32 @@ class SimNode:
     @classmethod
     @contextlib.asynccontextmanager
     async def running(
-        cls, bus: Bus, node: str, journal: Journal, config: SimConfig | None = None
+        cls,
+        bus: Bus,
+        node: str,
+        journal: Journal,
+        config: SimConfig | None = None,
+        *,
+        patience: Patience = DEFAULT,
     ) -> AsyncIterator[SimNode]:
         """Serve as `node` while the block runs; `bus` is connected with that node's credential.
 
-        Sandboxes outlive the block in the journal: the next node of that name has them again.
+        Sandboxes outlive the block in the journal: the next node of that name has them again, unless the
+        watcher has declared them failed meanwhile. Raises BrokerDown, DiskFull, InfraError.
         """
-        async with Appender.running(bus) as appender, contextlib.AsyncExitStack() as stack:
-            self = cls(bus, node, config or SimConfig(), journal, appender)
-            self._recover()
+        async with (
+            Appender.running(bus) as appender,
+            DirectGet.running(bus) as reader,
+            Registrar.running(appender, reader) as registrar,
+            contextlib.AsyncExitStack() as stack,
+        ):
+            self = cls(bus, node, config or SimConfig(), journal, appender, registrar)
+            fencing = Fencing(bus, self.lives, patience)
+            await fencing.join()
+            await self._recover()
             for subject in subjects.node_requests(node):
                 block = serving(
-                    bus, subject, self.handle, concurrency=CONCURRENCY, refused=self._auditor.refused
+                    bus, subject, self.handle, concurrency=CONCURRENCY, refused=self.auditor.refused
                 )
                 await stack.enter_async_context(block)
             await stack.enter_async_context(
@@ -116,7 +147,7 @@ class SimNode:
             )
             await stack.enter_async_context(self._jobs.serving(bus))
             stack.enter_context(self.figures.telling(self._samples))
-            tasks = [asyncio.create_task(self._beat()), asyncio.create_task(self._reap())]
+            tasks = [asyncio.create_task(work) for work in (self._beat(), self._reap(), fencing.keep())]
             try:
                 yield self
             finally:
@@ -125,16 +156,14 @@ class SimNode:
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     @property
-    def epoch(self) -> int:
-        """Of the life of all nodes of the process."""
-        return self._journal.epoch
-
-    @property
     def sandboxes(self) -> int:
         return len(self.books.table)
 
-    def _recover(self) -> None:
-        """Tell what a former process left: the same records, under this epoch."""
+    async def _recover(self) -> None:
+        """Tell what a former process left: the same records, in this life, but for what was lost."""
+        past, self._past, lives = self._past, Past(), self.lives
+        self.books.recover(past, fenced=lives.fenced, epoch=lives.epoch, now=time.time())
+        await lives.lose_fenced()
         for held in self.books.table.values():
             self._doom(held)
             self.publish(held, "recovered")
@@ -145,6 +174,7 @@ class SimNode:
         """Core's order; the answer goes to the tenant. A veto gives it back to core."""
         order = orjson.loads(message.data)
         check_reply(message.reply, order["principal"])
+        await self._opened()
         late = time.time() * 1000 - order["deadline"]
         if late > 0:
             raise DeadlineExceeded(
@@ -152,7 +182,7 @@ class SimNode:
             )
         key = f"{order['project']}/create/{order['op']}"
         try:
-            record = self.books.answers.get(key) or await self.once(order, key)
+            record = self.books.answer(key) or await self.once(order, key)
         except NoCapacity as reason:
             await self._veto(order, message.reply, reason)
             return None
@@ -190,7 +220,8 @@ class SimNode:
             del self._creating[key]
 
     async def _make(self, order: dict[str, Any], key: str) -> bytes:
-        spec, now = order["spec"], time.time()
+        await self._opened()
+        spec, now, epoch = order["spec"], time.time(), self.lives.epoch
         if spec["backend"] not in self._config.backends:
             raise Unsupported(f"backend {spec['backend']!r} is not on this node", field="backend")
         limits = applied(spec["limits"], self._config.defaults)
@@ -202,6 +233,7 @@ class SimNode:
                 await asyncio.sleep(delay)
             finally:
                 self.waiting.discard(key)
+            await self._opened()
         self._fate.strike("create")
         body = {
             "v": 1,
@@ -209,7 +241,7 @@ class SimNode:
             "project": order["project"],
             "principal": order["principal"],
             "node": self.node,
-            "epoch": self._journal.epoch,
+            "epoch": epoch,
             "state": "running",
             "spec": spec,
             "applied": limits,
@@ -224,8 +256,16 @@ class SimNode:
         held = Held.of(body, record, now)
         self._doom(held, add=True)
         self.books.answers[key] = record
+        if epoch <= self.lives.fenced:
+            await self.lives.lose(held)
+            raise NodeLost(f"{held.id} was lost: {LOST}")
         self.publish(held, "created")
         return record
+
+    async def _opened(self) -> None:
+        """This life counts; a node that lost the broker does nothing until it knows."""
+        if not self.lives.open.is_set():
+            await self.lives.open.wait()
 
     def _doom(self, held: Held, *, add: bool = False) -> None:
         """Roll when the sandbox dies by itself."""
@@ -266,14 +306,15 @@ class SimNode:
             raise Unsupported(f"{at.noun}.{at.verb} is not served by a simulated node", field="subject")
         audited = at.noun == "sandbox" and at.verb in AUDITED
         target = at.exec or at.sandbox
+        await self._opened()
         try:
             answer = await handler(call)
         except DsecError as error:
             if audited or isinstance(error, NoSuchSandbox):
-                self._auditor.note(at, call.subject, outcome=error.code, target=target, detail=error.message)
+                self.auditor.note(at, call.subject, outcome=error.code, target=target, detail=error.message)
             raise
         if audited:
-            self._auditor.note(at, call.subject, outcome="ok", target=target)
+            self.auditor.note(at, call.subject, outcome="ok", target=target)
         return answer
 
     def _held(self, call: Call) -> Held:
@@ -328,6 +369,7 @@ class SimNode:
 
     async def trial(self, verb: Verb) -> None:
         await asyncio.sleep(self._fate.delay(verb))
+        await self._opened()
         self._fate.strike(verb)
 
     async def change(self, held: Held, what: str, **fields: Any) -> None:
@@ -353,19 +395,23 @@ class SimNode:
 
     def publish(self, held: Held, what: str) -> None:
         """Tell registry and events; a destroyed sandbox leaves a tombstone for a while."""
-        self.tell(held.project, held.id, what, held.record, gone=held.state is State.DESTROYED)
+        at = {"project": held.project, "sandbox": held.id, "epoch": held.epoch}
+        self.tell(at, what, held.record, gone=held.state is State.DESTROYED)
 
-    def tell(self, project: str, sandbox: str, what: str, record: bytes, *, gone: bool = False) -> None:
+    def tell(self, at: dict[str, Any], what: str, record: bytes, *, gone: bool = False) -> None:
         """The same for one that is not held; `gone`: nothing will follow this record."""
-        key = f"$KV.{subjects.REGISTRY_BUCKET}.{project}.{self.node}.{sandbox}"
-        self._appender.put(key, record, headers=TOMBSTONE if gone else None)
+        tail = f"{at['project']}.{self.node}.{at['sandbox']}"
+        subject = f"$KV.{subjects.REGISTRY_BUCKET}.{tail}"
+        version = Version(subject, at["epoch"], record, TOMBSTONE if gone else NO_HEADERS, gone)
+        self.registrar.write(version, fresh=what == "created")
         event = b'{"time":%d,"record":%b}' % (int(time.time() * 1000), record)
-        self._appender.put(f"event.{what}.{project}.{self.node}.{sandbox}", event)
+        self._appender.put(f"event.{what}.{tail}", event)
 
     # --- by itself
 
     async def _reap(self) -> None:
         while True:
+            await self.lives.open.wait()
             now = time.time()
             for held in self.books.take_due(now):
                 try:
@@ -403,13 +449,14 @@ class SimNode:
         yield names.CPU_PROMISED, (), max(0.0, books.cpu)
         yield names.MEMORY, (), self._config.memory
         yield names.MEMORY_PROMISED, (), books.memory
-        yield names.OPEN, (), 1
-        yield names.LIFE, (), self._journal.epoch
+        yield names.OPEN, (), int(self.lives.open.is_set())
+        yield names.LIFE, (), self.lives.epoch
 
     async def _beat(self) -> None:
         await asyncio.sleep(random.uniform(0, 0.1))  # noqa: S311 - many nodes start together
         subject = subjects.node_heartbeat(self.node)
         while True:
+            await self.lives.open.wait()
             with contextlib.suppress(InfraError):  # not connected: silence is what the watcher needs to hear
                 await self._bus.publish(subject, self._heartbeat().model_dump_json().encode())
             await asyncio.sleep(EVERY)
@@ -418,7 +465,7 @@ class SimNode:
         books, config = self.books, self._config
         return Heartbeat(
             node=self.node,
-            epoch=self._journal.epoch,
+            epoch=self.lives.epoch,
             time=int(time.time() * 1000),
             backends={name: ["pause"] for name in config.backends},
             cpu=config.cpu,
