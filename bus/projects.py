@@ -138,6 +138,7 @@ class Revoked(Message):
 
 class Rotated(Message):
     principal: str
+    project: str
     public: str
 
 

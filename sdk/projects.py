@@ -12,14 +12,24 @@ made here and never travels: iam gets the public key alone.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Mapping
+from dataclasses import replace
 from typing import Any, Final, TypedDict
 
 from pydantic import BaseModel, ValidationError
 
 from dsec.bus.errors import SpecError
 from dsec.bus.ids import check
-from dsec.bus.nats.credentials import Credentials, Role
-from dsec.bus.projects import CreatePrincipal, CreateProject, Principal, Project, RevokePrincipal, SetQuota
+from dsec.bus.nats.credentials import Credentials, Role, new_seed
+from dsec.bus.projects import (
+    CreatePrincipal,
+    CreateProject,
+    Principal,
+    Project,
+    RevokePrincipal,
+    Rotated,
+    RotatePrincipal,
+    SetQuota,
+)
 from dsec.sdk.link import Link, new_operation
 
 PAGE: Final = 1000
@@ -108,6 +118,18 @@ class Principals:
         body = {"principal": name, "keep_made": keep_made}
         answer = await _ask(self._link, "revoke", RevokePrincipal, body)
         return tuple(answer["principals"])
+
+    async def rotate(self, name: str, *, seed: str | None = None, key: str | None = None) -> Credentials:
+        """Credentials with another key, for oneself or for whom one may revoke.
+
+        The former key is refused from now on, and its connections are closed, one's own among them: they come
+        back with the new key when it was saved to the file that their credentials were loaded from. `seed`:
+        the new one, if the caller has kept it already. Raises GoneError, Conflict.
+        """
+        fresh = Credentials(Role.TENANT, seed or new_seed(), principal=check("principal", name))
+        body = {"principal": name, "public": fresh.public}
+        answer = Rotated.model_validate(await _ask(self._link, "rotate", RotatePrincipal, body, key))
+        return replace(fresh, project=answer.project)
 
     async def list(self, *, project: str | None = None) -> AsyncIterator[Principal]:
         """Principals of one's own project and those below, or of one of them, by name. Raises GoneError."""

@@ -17,14 +17,14 @@ import json
 import logging
 import shutil
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from typing import Any, Final, Self
 
 from dsec.bus import subjects
-from dsec.bus.errors import BrokerDown, MissingTool, SpecError
+from dsec.bus.errors import BrokerDown, DsecError, MissingTool, SpecError
 from dsec.bus.files import write_private
 from dsec.bus.nats.wire import AUTH_TIMEOUT
 
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 ACCOUNT: Final = "DSEC"
 SYSTEM: Final = ("$SYS.REQ.SERVER.PING.CONNZ", "$SYS.REQ.SERVER.*.KICK", "$SYS.REQ.SERVER.PING.JSZ")
-"""What iam alone asks the servers themselves: which connections a name has, to close one, and how many servers
+"""What iam alone asks the servers themselves: which connections a name has, to close one, how many servers
 store streams."""
 _API: Final = "$JS.API"
 _BUCKET: Final = f"KV_{subjects.IAM_BUCKET}"
@@ -122,6 +122,7 @@ class Broker:
         self._home = home
         self._host = host
         self._process: asyncio.subprocess.Process | None = None
+        self._following: Callable[[], BrokerAuth] | None = None
         self.port = port
         self.restarts = 0
         """How often the server was started again."""
@@ -225,7 +226,27 @@ class Broker:
             delay = min(5.0, delay * 2)
             self.restarts += 1
             with contextlib.suppress(BrokerDown, OSError):
+                self._configure()
                 await self._start()
+
+    async def reconfigure(self, auth: Callable[[], BrokerAuth]) -> None:
+        """End the server, call `auth` while there is none, and start it with what `auth` returns.
+
+        nats-server (2.15) cannot take other keys of an auth callout on SIGHUP.
+        """
+        self._following = auth
+        await self._stop()
+
+    def _configure(self) -> None:
+        following, self._following = self._following, None
+        if following is None:
+            return
+        try:
+            config = self._config(following())
+        except (DsecError, OSError) as error:
+            log.error("the broker keeps its configuration: %s", error)  # noqa: TRY400 - told whole
+            return
+        write_private(self._home / "nats.json", json.dumps(config, indent=1))
 
     async def _heal(self) -> None:
         """Start the server anew when its disk was full and has room again.

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from nats.aio.client import Client, Srv
@@ -48,6 +48,8 @@ class Connection(Client):
         super().__init__()
         self._ps = DirectParser(self)
         self._direct: dict[int, Direct] = {}
+        self.seed: Callable[[], Awaitable[str]] | None = None
+        """Asked before each attempt: the nkey seed may have been rotated."""
         self._on_violation = on_violation
         self._write_scheduled = False
         self._unsent = 0
@@ -201,6 +203,9 @@ class Connection(Client):
         if stream := self._stream():
             stream.close()  # of an attempt that the broker refused
         self.drop_unsent()
+        if self.seed is not None:
+            self._nkeys_seed_str = await self.seed()
+            self._setup_nkeys_seed_connect()
         await super()._connect_to_server(s)
         if stream := self._stream():
             stream.transport.set_write_buffer_limits(high=PENDING)

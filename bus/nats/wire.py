@@ -262,6 +262,8 @@ class Wire:
                 raise BrokerDown(f"no broker at {servers}: {self._last_error}") from None
             return False
         self._connection.options["allow_reconnect"] = True
+        if self._credentials.source is not None:
+            self._connection.seed = self._seed
         return True
 
     def _options(self) -> dict[str, Any]:
@@ -280,6 +282,11 @@ class Wire:
             "disconnected_cb": self._lost,
             "reconnected_cb": self._back,
         }
+
+    async def _seed(self) -> str:
+        """The key as the file of the credentials has it now."""
+        self._credentials = await asyncio.to_thread(self._credentials.current)
+        return self._credentials.seed
 
     def _next_attempt(self, servers: list[Server], _info: dict[str, Any]) -> tuple[Server, float]:
         """Which server, and how many seconds from now; iam comes first since the others need it."""

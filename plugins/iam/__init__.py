@@ -37,6 +37,7 @@ from dsec.bus.nats.credentials import Credentials, Role
 from dsec.bus.nats.wire import AUTH_TIMEOUT
 from dsec.bus.projects import ROOT
 from dsec.bus.transport import Bus, Received
+from dsec.plugins.iam import rotation
 from dsec.plugins.iam.callout import SUBJECT, Attempt, admission, attempt_in, check, refusal
 from dsec.plugins.iam.ending import Ending
 from dsec.plugins.iam.entries import Identity
@@ -102,8 +103,12 @@ class Iam:
         wanted += [Credentials.new(Role.TENANT, project=DEFAULT_PROJECT, principal=DEFAULT_PRINCIPAL)]
         for fresh in wanted:
             _ensure(home, fresh)
-        iam = Credentials.load(_file(home, Role.IAM.value))
-        return Prepared(BrokerAuth(Issuer(home.part("iam")).public, iam.public), home.credentials)
+        return Prepared(rotation.present(home), home.credentials)
+
+    @classmethod
+    def settle(cls, home: Home) -> None:
+        """Finish a rotation of the issuer or of iam itself; to be called while the broker is down."""
+        rotation.settle(home)
 
     @classmethod
     def create_principal(cls, home: Home, project: str, name: str) -> Credentials:

@@ -167,7 +167,7 @@ class Directory:
             member = tables.member(asked.principal)
             assert member is not None, "it is managed, or the caller"
             tables.put_member(rotated(member, asked.public, grace=0.0))
-            return Rotated(principal=asked.principal, public=asked.public)
+            return Rotated(principal=member.owner, project=member.project, public=asked.public)
 
         return self._once(who, asked, work)
 

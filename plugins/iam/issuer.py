@@ -29,11 +29,10 @@ class Issuer:
             self.renew(directory)
 
     @classmethod
-    def renew(cls, directory: Path) -> str:
-        """Put another key in its place; its public key. The broker must be told."""
+    def renew(cls, directory: Path, name: str = NAME) -> None:
+        """Write another key."""
         seed = new_seed(nkeys.PREFIX_BYTE_ACCOUNT)
-        write_private(directory / NAME, json.dumps({"seed": seed}) + "\n")
-        return public_key(seed)
+        write_private(directory / name, json.dumps({"seed": seed}) + "\n")
 
     @property
     def seed(self) -> str:

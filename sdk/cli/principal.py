@@ -1,4 +1,4 @@
-"""`dsec principal add|ls|rm`: who may use one's own project and those below it.
+"""`dsec principal add|ls|rotate|rm`: who may use one's own project and those below it.
 
 It asks the platform as the principal that the options name. `add --offline` is the operator's: it works on
 the home of the control plane on this machine, with the platform running or not.
@@ -10,10 +10,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from dsec.bus.errors import SpecError
+from dsec.bus.errors import DsecError, InfraError, SpecError
 from dsec.bus.home import Home
 from dsec.bus.host import PLUGINS, load
-from dsec.bus.nats.credentials import Credentials
+from dsec.bus.nats.credentials import Credentials, Role, new_seed
 from dsec.bus.projects import RIGHTS, ROOT
 from dsec.sdk import Client, config
 from dsec.sdk.cli import options
@@ -39,11 +39,15 @@ def register(subparsers: Any) -> None:
     listing = commands.add_parser("ls", help="principals of one's own project and those below")
     listing.add_argument("--project", help="only of this one")
     listing.set_defaults(handler=ls)
+    rotate = commands.add_parser("rotate", help="another key; the former is refused, its connections closed")
+    rotate.add_argument("principal", help="u-…, oneself or whom one may revoke")
+    rotate.add_argument("--out", type=Path, help="file of the credentials (default: beside one's own)")
+    rotate.set_defaults(handler=rotated)
     remove = commands.add_parser("rm", help="revoke: refused from now on, connections closed")
     remove.add_argument("principal", help="u-…")
     remove.add_argument("--keep-made", action="store_true", help="whom it made stays, as one's own")
     remove.set_defaults(handler=rm)
-    for command in (add, listing, remove):
+    for command in (add, listing, rotate, remove):
         options.client_options(command)
 
 
@@ -87,6 +91,46 @@ async def ls(args: argparse.Namespace) -> int:
         rows = ((one.principal, one.project, ", ".join(one.rights), one.by or "-") for one in principals)
         table(("principal", "project", "rights", "made by"), rows)
     return 0
+
+
+async def rotated(args: argparse.Namespace) -> int:
+    """Print the path of the credentials file. Raises GoneError, SpecError.
+
+    The new key is kept before anybody hears of it: an answer that is lost locks nobody out.
+    """
+    path = args.out or _own_file(args).parent / f"{args.principal}.json"
+    kept = path.with_name(f"{path.name}.new")
+    async with options.client_of(args) as client:
+        fresh = Credentials(Role.TENANT, new_seed(), _project_in(path), args.principal)
+        _keep(fresh, kept)
+        try:
+            made = await client.principals.rotate(args.principal, seed=fresh.seed)
+        except InfraError as error:
+            raise type(error)(f"{error.message}; if it was done, the key is in {kept}") from error
+        except DsecError:
+            kept.unlink()
+            raise
+        made.save(path)
+        kept.unlink()
+    if args.json:
+        emit({"project": made.project, "principal": made.principal, "credentials": str(path)})
+    else:
+        say(str(path))
+    return 0
+
+
+def _project_in(path: Path) -> str:
+    """Of the credentials that are there; the answer tells it otherwise."""
+    return Credentials.load(path).project if path.exists() else ""
+
+
+def _keep(fresh: Credentials, path: Path) -> None:
+    try:
+        fresh.save(path)
+    except OSError as error:
+        raise SpecError(
+            f"{path} cannot be written ({error.strerror}): choose another --out", field="out"
+        ) from error
 
 
 async def rm(args: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -28,7 +28,7 @@ from dsec.bus.host import CONTROL_PLANE, PLUGINS, Context, drivers_of, images_of
 from dsec.bus.messages import Place
 from dsec.bus.metrics.serve import exposed
 from dsec.bus.nats import context as natscontext
-from dsec.bus.nats.broker import Broker
+from dsec.bus.nats.broker import Broker, BrokerAuth
 from dsec.bus.nats.credentials import Credentials
 from dsec.bus.nats.wire import Wire
 from dsec.sdk.cli.loop import collect_rarely, loop_factory
@@ -181,10 +181,12 @@ async def _control_plane(options: Options, ready: dict[str, Any]) -> AsyncIterat
     home, iam = options.home, load(PLUGINS, "iam")
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(home.held("control"))
+        iam.settle(home)
         prepared = iam.prepare(home, nodes=[options.node])
         broker = await stack.enter_async_context(
             Broker.running(home.broker, port=options.port, auth=prepared.auth)
         )
+        stack.enter_context(_renewing(broker, home))
         natscontext.write(home, broker.url, prepared.credentials("operator"))
         ready |= {"url": broker.url, "broker_pid": broker.pid, "credentials": str(prepared.path("u-admin"))}
 
@@ -198,6 +200,30 @@ async def _control_plane(options: Options, ready: dict[str, Any]) -> AsyncIterat
         await _streams(broker.url, prepared.credentials("core"), home)
         wires = {name: await start(name) for name in CONTROL_PLANE if name not in options.without}
         yield wires.get("core")
+
+
+@contextlib.contextmanager
+def _renewing(broker: Broker, home: Home) -> Iterator[None]:
+    """On SIGHUP the broker is started anew with the keys of a rotation; everything else goes on meanwhile."""
+    iam, loop, tasks = load(PLUGINS, "iam"), asyncio.get_running_loop(), set[asyncio.Task[None]]()
+
+    def renewed() -> BrokerAuth:
+        iam.settle(home)
+        auth: BrokerAuth = iam.prepare(home).auth
+        return auth
+
+    def hung_up() -> None:
+        task = loop.create_task(broker.reconfigure(renewed))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    loop.add_signal_handler(signal.SIGHUP, hung_up)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
+        for task in tasks:
+            task.cancel()
 
 
 async def _streams(url: str, credentials: Credentials, home: Home) -> None:
