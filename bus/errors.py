@@ -141,6 +141,12 @@ class Unauthenticated(PolicyError):
     code = "unauthenticated"
 
 
+class Untrusted(PolicyError):
+    """The broker did not prove who it is: another CA, another name, or no TLS where it was asked for."""
+
+    code = "untrusted"
+
+
 class ForgedReply(PolicyError):
     """The reply subject does not lie under the caller's own inbox prefix."""
 

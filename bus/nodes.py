@@ -82,11 +82,11 @@ class Nodes:
         return _kept(answer_of(answer))
 
     async def all(self, reader: DirectGet) -> dict[str, Kept]:
-        """Every entry, by node."""
+        """Every entry, by node, as the leader has them."""
         found: dict[str, Kept] = {}
         sequence = 0
         while True:
-            batch = await reader.batch(STREAM, _subject("*"), sequence, count=_PAGE, max_bytes=1 << 20)
+            batch = await reader.whole(STREAM, _subject("*"), sequence, count=_PAGE, max_bytes=1 << 20)
             for stored in batch.messages:
                 if stored.data:
                     entry = NodeEntry.model_validate_json(stored.data)

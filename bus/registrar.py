@@ -33,6 +33,8 @@ TOMBSTONE: Final = "24h"
 FLUSH: Final = 5.0
 """Seconds that leaving the block waits for writes under way."""
 PAUSE: Final = 0.3
+LAG: Final = 0.05
+"""Seconds that a replica which lags is left before the write is tried again."""
 LOOKS: Final = 64
 """Records that are read at once: a node that is started again has to read all that it has."""
 
@@ -54,6 +56,8 @@ class _Key:
 
     wanted: Version
     revision: int | None
+    refused: int | None = None
+    """The revision that was last found not to be the newest; a replica that lags tells it once more."""
 
 
 class Registrar:
@@ -116,7 +120,7 @@ class Registrar:
     def _stored(self, key: _Key, wanted: Version, stored: Stored) -> None:
         error = None if stored.cancelled() else stored.exception()
         if isinstance(error, Conflict):
-            key.revision = None
+            key.refused, key.revision = key.revision, None
             self._next(key)
         elif stored.cancelled() or error is not None:
             self._rest(key)  # the node stops, and the next one writes it; or it can never be stored
@@ -145,6 +149,8 @@ class Registrar:
         elif held == Record.model_validate_json(key.wanted.data):
             self._written(key, key.wanted)
         else:
+            if key.revision == key.refused:
+                await asyncio.sleep(LAG)
             self._next(key)
 
     async def _read(self, subject: str) -> Kept | None:

@@ -40,6 +40,9 @@ PAGE = 1000
 STREAM: Final = "KV_" + subjects.REGISTRY_BUCKET
 IN_USE, _NO_STORAGE = 10058, 10047
 """JetStream's error codes "name already in use with a different configuration", "insufficient storage"."""
+_TOO_FEW: Final = frozenset({10005, 10074})
+"""Its codes "no suitable peers for placement", "replicas > 1 not supported in non-clustered mode"."""
+_UNAVAILABLE: Final = 503
 
 
 def lasting(record: Record) -> dict[str, str]:
@@ -80,18 +83,43 @@ def identities() -> StreamConfig:
     return config
 
 
-async def ensure(jetstream: JetStreamContext, exec_bytes: int = GIB) -> None:
-    """Make what is missing and leave the rest as it is; any number of parts may do so at once.
+async def ensure(jetstream: JetStreamContext, exec_bytes: int = GIB, *, replicas: int = 1) -> None:
+    """Make what is missing and leave the rest as it is, but for more `replicas` (`cluster.Survey` tells how
+    many); any number of parts may do so at once.
 
-    Raises DiskFull (the broker cannot reserve `exec_bytes`), BrokerDown, InfraError.
+    Raises DiskFull (the broker cannot reserve `exec_bytes`), BrokerDown (also when servers of the cluster are
+    away that shall have a replica), InfraError.
     """
     for config in streams(exec_bytes):
+        config.num_replicas = replicas
         try:
-            await jetstream.add_stream(config)
-        except APIError as error:
-            _unless_in_use(error, config)
+            await _ensure(jetstream, config)
         except NatsError as error:
             raise BrokerDown.during(f"making stream {config.name}", error) from error
+
+
+async def _ensure(jetstream: JetStreamContext, config: StreamConfig) -> None:
+    try:
+        await jetstream.add_stream(config)
+    except APIError as error:
+        if error.err_code != IN_USE:
+            raise _refused(error, config) from error
+        await replicate(jetstream, config)
+
+
+async def replicate(jetstream: JetStreamContext, config: StreamConfig) -> None:
+    """Raise the number of an existing stream's replicas to `config.num_replicas`; it is served meanwhile.
+
+    Raises BrokerDown, InfraError, nats.errors.Error.
+    """
+    assert config.name
+    held = (await jetstream.stream_info(config.name)).config
+    if (held.num_replicas or 1) < (config.num_replicas or 1):
+        held.num_replicas = config.num_replicas
+        try:
+            await jetstream.update_stream(held)
+        except APIError as error:
+            raise _refused(error, config) from error
 
 
 class Registry:
@@ -103,12 +131,12 @@ class Registry:
     async def get(self, project: str, sandbox: str) -> Record | None:
         """The record, or None when the node never wrote one or has ended it."""
         subject = _subject(subjects.registry_key(project, sandbox))
-        stored = await self._reader.last(STREAM, subject)
+        stored = await self._reader.newest(STREAM, subject)
         return None if stored is None else _record(stored)
 
     async def scan(self, project: str, cursor: int) -> Scan:
         """Some records of the project from stream sequence `cursor` on, in the order of their last change."""
-        batch = await self._reader.batch(
+        batch = await self._reader.whole(
             STREAM, _subject(project) + ".>", cursor, count=PAGE, max_bytes=4 * MIB
         )
         kept = [(stored.sequence, _record(stored)) for stored in batch.messages]
@@ -124,7 +152,7 @@ class Registry:
         sequence, more = 1, True
         while more:
             subject = _subject(f"{project}.{node}.*")
-            batch = await self._reader.batch(STREAM, subject, sequence, count=PAGE, max_bytes=4 * MIB)
+            batch = await self._reader.whole(STREAM, subject, sequence, count=PAGE, max_bytes=4 * MIB)
             records = [record for stored in batch.messages if (record := _record(stored)) is not None]
             found |= {record.sandbox: record for record in records}
             more = batch.pending > 0 and bool(batch.messages)
@@ -133,7 +161,7 @@ class Registry:
 
     async def after(self, project: str, sandbox: str) -> int:
         """The sequence that follows the sandbox's record. Raises GoneError when there is none any more."""
-        stored = await self._reader.last(STREAM, _subject(subjects.registry_key(project, sandbox)))
+        stored = await self._reader.newest(STREAM, _subject(subjects.registry_key(project, sandbox)))
         if stored is None:
             raise GoneError(f"{sandbox} is gone: list again from the start", field="after")
         return stored.sequence + 1
@@ -202,7 +230,6 @@ def _log(
         allow_direct=True,
         deny_delete=deny_delete,
         deny_purge=deny_purge,
-        num_replicas=1,
     )
 
 
@@ -215,7 +242,6 @@ def _work() -> StreamConfig:
         retention=RetentionPolicy.WORK_QUEUE,
         duplicate_window=120,
         allow_direct=True,
-        num_replicas=1,
     )
 
 
@@ -232,17 +258,18 @@ def _bucket(name: str, *, max_age: float) -> StreamConfig:
         allow_direct=True,
         allow_msg_ttl=True,
         deny_delete=True,
-        num_replicas=1,
     )
 
 
-def _unless_in_use(error: APIError, config: StreamConfig) -> None:
+def _refused(error: APIError, config: StreamConfig) -> InfraError:
+    if error.err_code in _TOO_FEW or error.code == _UNAVAILABLE:
+        what = f"{config.name} on {config.num_replicas} servers"
+        return BrokerDown(f"the broker cannot have {what} now: {error.description}")
     if error.err_code == _NO_STORAGE:
-        raise DiskFull(
+        return DiskFull(
             f"the broker cannot reserve {config.max_bytes} bytes for {config.name}: free some disk"
-        ) from error
-    if error.err_code != IN_USE:
-        raise InfraError(f"the broker refused stream {config.name}: {error.description}") from error
+        )
+    return InfraError(f"the broker refused stream {config.name}: {error.description}")
 
 
 def _subject(key: str) -> str:

@@ -7,6 +7,8 @@ core of an older version that died before it placed; whoever sees it places for 
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -14,13 +16,16 @@ import orjson
 
 from dsec.bus import subjects
 from dsec.bus.errors import BrokerDown, Conflict, DeadlineExceeded, InfraError, NodeLost
-from dsec.bus.nats.directget import TIMEOUT, DirectGet, answer_of, ask
+from dsec.bus.nats.directget import TIMEOUT, DirectGet, answer_of, ask, unavailable
 from dsec.bus.transport import Bus, Received
 
 _STREAM: Final = f"KV_{subjects.OPS_BUCKET}"
 _EXPECTED: Final = "Nats-Expected-Last-Subject-Sequence"
 PAGE: Final = 1000
 PAGE_BYTES: Final = 1 << 22
+ATTEMPTS: Final = 100
+PAUSE: Final = 0.02
+"""Seconds that a write under way is left to be stored."""
 _WRONG_REVISION: Final = {10071, 10164}
 """JetStream's error codes for a lost compare-and-set."""
 
@@ -54,9 +59,9 @@ class Claims:
         self._reader = reader
 
     async def get(self, project: str, operation: str) -> Claim | None:
-        """The claim as it stands."""
+        """The claim as the leader has it: who lost the race to write it must see the winner's."""
         subject = _subject(project, operation)
-        stored = await self._reader.last(_STREAM, subject)
+        stored = await self._reader.newest(_STREAM, subject)
         if stored is None:
             return None
         body = orjson.loads(stored.data)
@@ -83,13 +88,21 @@ class Claims:
         return claim
 
     async def settle(self, claim: Claim, sandbox: str) -> Claim:
-        """The claim naming `sandbox`, or the one that another core settled first."""
-        settled = await self._write(replace(claim, sandbox=sandbox))
-        if settled is None:
-            settled = await self.get(claim.project, claim.operation)
-        if settled is None or not settled.sandbox:
-            raise InfraError("the claim on the key was lost; send the request again")
-        return settled
+        """The claim naming `sandbox`, or the one that another core settled first.
+
+        A leader refuses by what it has proposed to the replicas and reads what is stored, so for a moment it
+        may tell the very claim that it called out of date.
+        """
+        for _ in range(ATTEMPTS):
+            settled = await self._write(replace(claim, sandbox=sandbox))
+            if settled is None:
+                settled = await self.get(claim.project, claim.operation)
+            if settled is None or not settled.sandbox:
+                break
+            if settled.revision != claim.revision:
+                return settled
+            await asyncio.sleep(PAUSE)
+        raise InfraError("the claim on the key was lost; send the request again")
 
     async def covered(self, claim: Claim, cover: Cover | None) -> Claim | None:
         """The claim with another cover; None when somebody else has changed it."""
@@ -99,7 +112,7 @@ class Claims:
         """Sandboxes and covers of the project's claims from stream sequence `since` on."""
         found: list[tuple[str, Cover]] = []
         while True:
-            batch = await self._reader.batch(
+            batch = await self._reader.whole(
                 _STREAM,
                 subjects.kv(subjects.OPS_BUCKET, f"{project}.>"),
                 since,
@@ -131,10 +144,11 @@ class Claims:
 
     async def _put(self, subject: str, value: bytes, headers: dict[str, str]) -> Received:
         """The broker's answer; `ask` is dearer, and needed only when the broker is away."""
-        try:
-            return await self._bus.request(subject, value, timeout=TIMEOUT, headers=headers)
-        except (BrokerDown, DeadlineExceeded, NodeLost):
-            return await ask(self._bus, subject, value, headers)
+        with contextlib.suppress(BrokerDown, DeadlineExceeded, NodeLost):
+            answer = await self._bus.request(subject, value, timeout=TIMEOUT, headers=headers)
+            if not unavailable(answer):
+                return answer
+        return await ask(self._bus, subject, value, headers)
 
 
 def _cover(told: dict[str, Any] | None) -> Cover | None:

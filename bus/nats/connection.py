@@ -10,6 +10,8 @@ Kept: protocol parsing, authentication, reconnecting, JetStream. What differs fr
 - An error line of the broker does not close the client for good; the broker closes what it will not serve.
 - A cancelled `flush` does not end the read loop (nats-py sets a result on the cancelled future and stops).
 - Sockets of failed attempts and all tasks have ended when `close` returns.
+- A server that does not speak TLS is refused where the URL says `tls`, and one that does where it does not:
+  nats-py would go on in the clear, or with the system's trust anchors.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -41,6 +44,10 @@ Direct = Callable[[str, str, bytes, bytes | None], None]
 """Called with subject, reply subject, payload and the raw header block."""
 
 
+class Mismatch(Error):
+    """The server and its URL do not agree about TLS."""
+
+
 class Connection(Client):
     """One client connection; `dsec.bus.nats.wire.Wire` is its only user."""
 
@@ -54,6 +61,7 @@ class Connection(Client):
         self._write_scheduled = False
         self._unsent = 0
         self._due = 0.0
+        self._before_tls: asyncio.StreamWriter | None = None  # one that is forgotten closes its socket
         self.linger = 0.0
         """Seconds a write, on average: busy services write less, idle ones at once (GCRA, ITU-T I.371)."""
 
@@ -207,12 +215,29 @@ class Connection(Client):
             self._nkeys_seed_str = await self.seed()
             self._setup_nkeys_seed_connect()
         await super()._connect_to_server(s)
-        if stream := self._stream():
-            stream.transport.set_write_buffer_limits(high=PENDING)
+        self._before_tls = self._stream()
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:  # noqa: FBT001, FBT002 - as nats-py has it
+        server, required = self._current_server, bool(info.get("tls_required"))
+        if initial_connection and server is not None and required != (server.uri.scheme == "tls"):
+            speaks = "speaks only TLS: say tls:// and its CA" if required else "does not speak TLS"
+            raise Mismatch(f"nats: the broker at {server.uri.netloc} {speaks}")
+        await super()._process_info(info, initial_connection)
 
     async def _process_connect_init(self) -> None:
         """nats-py takes any first line but an error for the broker's consent; a PING may come before it."""
-        await super()._process_connect_init()
+        try:
+            await super()._process_connect_init()
+        except ssl.SSLError:
+            if self._before_tls is not None:
+                self._before_tls.transport.abort()
+            self._transport = None  # its stream is never told that it was closed
+            raise
+        if stream := self._stream():
+            stream.transport.set_write_buffer_limits(high=PENDING)
+            if stream is not self._before_tls:
+                # nats-py does not tell asyncio, which then warns as the connection ends
+                stream._protocol._over_ssl = True  # type: ignore[attr-defined]  # there is no public way
         if not self.is_connected:
             for task in self._tasks():
                 task.cancel()

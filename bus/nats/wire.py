@@ -16,6 +16,7 @@ import itertools
 import logging
 import random
 import re
+import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -33,11 +34,13 @@ from dsec.bus.errors import (
     SpecError,
     TooLarge,
     Unauthenticated,
+    Untrusted,
 )
 from dsec.bus.ids import tail
-from dsec.bus.nats.connection import Connection
+from dsec.bus.nats.connection import Connection, Mismatch
 from dsec.bus.nats.credentials import Credentials, Role
 from dsec.bus.nats.headers import header_bytes, parse_headers
+from dsec.bus.nats.servers import Servers
 from dsec.bus.transport import Callback, Received
 from dsec.bus.workload import Workload
 
@@ -101,6 +104,7 @@ class Wire:
         self._disconnected_hooks: list[Callable[[], None]] = []
         self._last_error = "no answer"
         self._linger = 0.0
+        self._trusting: ssl.SSLContext | None = None
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -113,17 +117,20 @@ class Wire:
         timeout: float = 10.0,
         linger: float = 0.0,
     ) -> AsyncIterator[Self]:
-        """Connected while the block runs; `servers` is one URL or several with commas between them.
+        """Connected while the block runs; `servers` is one URL or several, as `bus.nats.servers` reads them.
 
         `linger`: seconds between two writes at the least, for busy services: a write is what a message costs.
 
         Raises BrokerDown when no broker can be reached within `timeout` seconds or iam does not answer it,
-        and Unauthenticated when the credentials are refused.
+        Unauthenticated when the credentials are refused, Untrusted when a server does not prove that it is
+        one of them, SpecError when `servers` cannot be read.
         """
         wire = cls(credentials)
         wire._linger = linger
+        known = Servers.parse(servers)
+        wire._trusting = known.trusting()
         try:
-            await wire._open(servers, name or credentials.owner, timeout)
+            await wire._open(known, name or credentials.owner, timeout)
             yield wire
         finally:
             await wire._connection.close()
@@ -227,7 +234,7 @@ class Wire:
 
     # --- opening
 
-    async def _open(self, servers: str, name: str, timeout: float) -> None:
+    async def _open(self, servers: Servers, name: str, timeout: float) -> None:
         until = asyncio.get_running_loop().time() + timeout
         while not await self._attempt(servers, name, until):
             await self._connection.close()
@@ -243,15 +250,17 @@ class Wire:
         if self._denied:
             raise PolicyError(f"not allowed to subscribe to {self._answers}*")
 
-    async def _attempt(self, servers: str, name: str, until: float) -> bool:
-        """False when iam did not give its word in time. Raises BrokerDown, Unauthenticated."""
+    async def _attempt(self, servers: Servers, name: str, until: float) -> bool:
+        """False when iam did not give its word in time. Raises BrokerDown, Unauthenticated, Untrusted."""
         loop = asyncio.get_running_loop()
         started = loop.time()
         try:
             async with asyncio.timeout_at(until):
-                await self._connection.connect(servers.split(","), name=name, **self._options())
+                await self._connection.connect(list(servers.urls), name=name, **self._options())
         except TimeoutError:
             raise BrokerDown(f"no broker at {servers}: {self._last_error}") from None
+        except (Mismatch, ssl.SSLCertVerificationError) as error:
+            raise Untrusted(f"a broker at {servers} is not trusted: {error}") from None
         except (Error, OSError, ValueError) as error:
             self._last_error = str(error)
             if "authorization violation" in str(error).lower() and loop.time() - started < 0.9 * AUTH_TIMEOUT:
@@ -278,6 +287,7 @@ class Wire:
             "pending_size": 0,  # nats-py must not buffer while disconnected
             "ping_interval": 5,
             "max_outstanding_pings": 2,
+            "tls": self._trusting,
             "error_cb": self._trouble,
             "disconnected_cb": self._lost,
             "reconnected_cb": self._back,

@@ -178,16 +178,21 @@ class Recovery:
                 del sandbox.logs[exec_]
 
     async def _last(self, sandbox: Sandbox, exec_: str) -> Frame | None:
-        """The last stored record. Waits for the broker: its outage fails no sandbox."""
+        """The last stored record, or one of the last where a replica lags; None only where there is none.
+
+        Waits for the broker: its outage fails no sandbox.
+        """
         subject = subjects.exec_stream(sandbox.record.project, sandbox.id, exec_)
         while True:
             try:
                 stored = await self._reader.last("EXEC", subject)
+                if stored is not None:
+                    return unpack(stored.data)
+                if not await self._reader.exists("EXEC", subject):
+                    return None
             except InfraError as error:
                 log.warning("%s: the log cannot be read, trying again: %s", sandbox.id, error)
-                await asyncio.sleep(PAUSE)
-            else:
-                return None if stored is None else unpack(stored.data)
+            await asyncio.sleep(PAUSE)
 
 
 async def _begin(running: Running) -> None:

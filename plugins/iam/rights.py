@@ -155,7 +155,6 @@ def _scheduler() -> Rights:
             "event.failed.>",
             f"$KV.{subjects.NODES_BUCKET}.*",
             f"$KV.{subjects.REGISTRY_BUCKET}.*.*.*",
-            f"{API}.STREAM.MSG.GET.{NODES}",
             *_plugin("scheduler"),
             *_reads(BUCKETS[0], NODES),
         ),
@@ -238,5 +237,7 @@ def _infos(*streams: str) -> tuple[str, ...]:
 
 
 def _reads(*streams: str) -> tuple[str, ...]:
-    """Direct Get with the subject in the request's subject, and with a filter in its body."""
-    return tuple(f"{API}.DIRECT.GET.{stream}{rest}" for stream in streams for rest in ("", ".>"))
+    """Direct Get with the subject in the request's subject, and with a filter in its body, as the leader's
+    own read has it."""
+    ways = ("DIRECT.GET.{}", "DIRECT.GET.{}.>", "STREAM.MSG.GET.{}")
+    return tuple(f"{API}.{way.format(stream)}" for stream in streams for way in ways)

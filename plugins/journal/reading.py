@@ -42,7 +42,7 @@ async def read_page(reader: DirectGet, subject: str, *, offset: int, cursor: int
     room = max_bytes
     kept: list[bytes] = []
     while True:
-        batch = await reader.batch(STREAM, subject, start, count=COUNT, max_bytes=room)
+        batch = await reader.whole(STREAM, subject, start, count=COUNT, max_bytes=room)
         if not batch.messages and not start:
             raise NoSuchExec("no such exec in this project, or its output has expired", field="exec")
         for stored in batch.messages:

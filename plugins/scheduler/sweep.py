@@ -44,7 +44,7 @@ class Sweep:
                 return await self._one(stored, entry)
 
         while True:
-            batch = await self._reader.batch(
+            batch = await self._reader.whole(
                 registrar.STREAM, pattern, sequence, count=PAGE, max_bytes=2 << 20
             )
             count += sum(await asyncio.gather(*(guarded(stored) for stored in batch.messages)))
@@ -65,7 +65,7 @@ class Sweep:
             if await self._write(lost, found.sequence):
                 await self._tell(lost, entry)
                 return True
-            found = await self._reader.last(registrar.STREAM, found.subject)
+            found = await self._reader.newest(registrar.STREAM, found.subject)
         return False
 
     async def _write(self, lost: Record, revision: int) -> bool:

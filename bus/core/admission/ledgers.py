@@ -27,7 +27,7 @@ class Ledgers:
 
     async def read(self, project: str) -> tuple[Ledger, int]:
         """The project's ledger and its revision; an empty one of revision 0 when there is none."""
-        stored = await self._reader.last(_STREAM, _subject(project))
+        stored = await self._reader.newest(_STREAM, _subject(project))
         return (ledger_in(stored.data), stored.sequence) if stored else (Ledger(), 0)
 
     async def write(self, project: str, ledger: Ledger, revision: int) -> bool:

@@ -22,7 +22,7 @@ from dsec.bus.spec import MIB
 from dsec.bus.transport import Bus
 
 _STREAM: Final = f"KV_{subjects.REGISTRY_BUCKET}"
-_ALL: Final = f"$KV.{subjects.REGISTRY_BUCKET}.>"
+_ALL: Final = ">"
 _PAGE: Final = 1000
 REMEMBERED: Final = 200_000
 """Sandboxes that are gone, which are told from those still to come."""
@@ -89,7 +89,7 @@ class Usage:
 
     async def _read(self, subject: str, sequence: int) -> None:
         while True:
-            batch = await self._reader.batch(_STREAM, subject, sequence, count=_PAGE, max_bytes=4 * MIB)
+            batch = await self._reader.whole(_STREAM, subject, sequence, count=_PAGE, max_bytes=4 * MIB)
             for stored in batch.messages:
                 self._fold(stored)
             if batch.messages:

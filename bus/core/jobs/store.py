@@ -33,8 +33,8 @@ class Store:
         self._reader = reader
 
     async def get(self, project: str, job: str, operation: str) -> Kept | None:
-        """The batch as it stands."""
-        stored = await self._reader.last(_STREAM, _subject(project, job, operation))
+        """The batch as the leader has it: one that was acknowledged is there."""
+        stored = await self._reader.newest(_STREAM, _subject(project, job, operation))
         return None if stored is None else _kept(stored)
 
     async def put(self, kept: Kept) -> Kept:
@@ -56,7 +56,7 @@ class Store:
         sequence = 1
         while True:
             pattern = _subject(project, job, "*")
-            batch = await self._reader.batch(_STREAM, pattern, sequence, count=PAGE, max_bytes=4 << 20)
+            batch = await self._reader.whole(_STREAM, pattern, sequence, count=PAGE, max_bytes=4 << 20)
             found |= {stored.subject: _kept(stored) for stored in batch.messages}
             if not batch.pending or not batch.messages:
                 return list(found.values())
