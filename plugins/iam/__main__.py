@@ -16,6 +16,8 @@ from typing import Final
 
 from dsec.bus.errors import AlreadyRunning, DsecError, InfraError
 from dsec.bus.home import Home
+from dsec.bus.nats import context as natscontext
+from dsec.bus.nats.credentials import Credentials, Role
 from dsec.plugins.iam import Iam, bundle, rotation
 from dsec.plugins.iam.pending import Pending
 
@@ -60,6 +62,8 @@ def _rotate(home: Home, chosen: argparse.Namespace) -> str:
         file = rotation.rotate(home, chosen.name, grace=chosen.grace)
         if _runs(home):
             _until(lambda: not Pending(home.part("iam")).waiting(), "iam has not heard of it yet: is it up?")
+            if chosen.name == Role.OPERATOR:
+                natscontext.write(home, home.ready()["url"], Credentials.load(file))
         return str(file)
     rotation.renew(home, chosen.name)
     try:

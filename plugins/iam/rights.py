@@ -185,8 +185,8 @@ def _journal() -> Rights:
 
 
 def _operator() -> Rights:
-    """Reads everything that is stored, asks every service how it is, asks plugins and nodes to drain, gives
-    its word on dead nodes; no more."""
+    """Reads and backs up everything that is stored, asks every service how it is, asks plugins and nodes to
+    drain, gives its word on dead nodes; no more."""
     return Rights(
         publish=(
             "$SRV.>",
@@ -197,6 +197,8 @@ def _operator() -> Rights:
             f"{API}.STREAM.LIST",
             f"{API}.STREAM.NAMES",
             f"{API}.CONSUMER.LIST.*",
+            f"{API}.STREAM.SNAPSHOT.*",
+            "$JS.SNAPSHOT.ACK.>",
             *_infos(*STREAMS),
             *_reads(*STREAMS),
         ),

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import re
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, Literal, Self
@@ -21,7 +21,7 @@ from dsec.bus.driver import Rootfs
 from dsec.bus.errors import Conflict, NoSuchSandbox, SpecError
 from dsec.bus.messages import Layer
 from dsec.bus.spec import Image
-from dsec.plugins.images import archive, doctor, erofs, pack, problems, threads
+from dsec.plugins.images import archive, copies, doctor, erofs, pack, problems, threads
 from dsec.plugins.images.base import base_image
 from dsec.plugins.images.catalog import Catalog
 from dsec.plugins.images.layers import LayerMounts
@@ -169,6 +169,32 @@ class ErofsImages:
             await threads.finish(lambda: shutil.copyfile(image, copy))
             await erofs.verify(copy, image.name)
             return await threads.finish(lambda: self._catalog.add(name, copy, kind))
+
+    async def export(self, where: Callable[[str], Path]) -> list[Layer]:
+        """See `bus.backup.images`. A layer that is removed meanwhile is left out."""
+        await self._open()
+        with problems.files("copying layers"):
+            return await threads.finish(lambda: self._export(where))
+
+    def _export(self, where: Callable[[str], Path]) -> list[Layer]:
+        exported: list[Layer] = []
+        for layer in self._catalog.all():
+            try:
+                if not where(layer.digest).exists():
+                    copies.copy(self._catalog.file(layer.digest), layer.digest, where(layer.digest))
+            except FileNotFoundError:
+                if self._catalog.has(layer.name):
+                    raise
+            else:
+                exported.append(layer)
+        return exported
+
+    async def take(self, layer: Layer, file: Path) -> None:
+        """See `bus.backup.images`."""
+        async with self._importing(layer.name) as workshop:
+            copy = workshop / "image"
+            await threads.finish(lambda: copies.copy(file, layer.digest, copy))
+            await threads.finish(lambda: self._catalog.add(layer.name, copy, layer.kind))
 
     async def remove(self, name: str) -> None:
         """Forget a layer; its file goes when no sandbox uses it any more. Repeatable."""

@@ -45,6 +45,8 @@ COMMANDS: Final = (
     "node",
     "principal",
     "project",
+    "backup",
+    "restore",
     "doctor",
     "conformance",
     "bench",
