@@ -133,6 +133,18 @@ class CanPause(Protocol):
 
 
 @runtime_checkable
+class CanReclaim(CanPause, Protocol):
+    """Taking memory from a sandbox that is paused for long; it gets it back as it touches it again."""
+
+    async def reclaim(self, sandbox: str) -> None:
+        """Give the machine what it can take within seconds; nothing is lost, and nothing has to be taken.
+
+        Only between `pause` and `resume`; repeatable. Raises NoSuchSandbox, InfraError.
+        """
+        ...
+
+
+@runtime_checkable
 class CountsOom(Protocol):
     """Telling a command killed for memory from one killed otherwise."""
 

@@ -33,6 +33,7 @@ TENANT_VERBS: Final[dict[tuple[str, str], int]] = {
     **{
         ("file", verb): 4 for verb in ("read", "write", "list", "stat", "remove")
     },  # file.read.<p>.<u>.<n>.<s>
+    ("fn", "call"): 2,  # fn.call.<p>.<u>
     ("log", "fetch"): 2,  # log.fetch.<p>.<u>
     **{
         ("iam", verb): 2  # iam.project.<p>.<u>
@@ -202,7 +203,7 @@ def plugin(verb: Literal["announce", "heartbeat", "drain"], kind: str, id_: str)
 
 DRIVER_VERBS: Final = (
     *("info", "create", "channel", "destroy", "inspect", "recover"),
-    *("pause", "resume", "oom_kills"),
+    *("pause", "resume", "reclaim", "oom_kills"),
 )
 """What an edge asks of a driver in a process of its own (docs/adr/0005-drivers-in-their-own-process.md)."""
 DRIVER_NEWS: Final = ("up", "death")

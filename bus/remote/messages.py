@@ -7,12 +7,12 @@ from pathlib import Path
 
 from pydantic import Field
 
-from dsec.bus.driver import CanPause, CountsOom, Death, Driver, Handle, Info, Order, Rootfs
+from dsec.bus.driver import CanPause, CanReclaim, CountsOom, Death, Driver, Handle, Info, Order, Rootfs
 from dsec.bus.errors import Failure
 from dsec.bus.messages import VERSION, Message
 from dsec.bus.spec import Limits, Spec
 
-CAPABILITIES: dict[str, type] = {"pause": CanPause, "oom_kills": CountsOom}
+CAPABILITIES: dict[str, type] = {"pause": CanPause, "reclaim": CanReclaim, "oom_kills": CountsOom}
 """Name on the wire -> what a driver implements."""
 
 

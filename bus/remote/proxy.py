@@ -7,6 +7,7 @@ driver told of.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
@@ -121,6 +122,12 @@ class _Pausing(RemoteDriver):
         await self._peer.ask("resume", About(sandbox=sandbox), patience=BRIEFLY)
 
 
+class _Reclaiming(RemoteDriver):
+    async def reclaim(self, sandbox: str) -> None:
+        """As CanReclaim.reclaim. Raises NodeLost when the driver stays away."""
+        await self._peer.ask("reclaim", About(sandbox=sandbox), patience=BRIEFLY)
+
+
 class _Counting(RemoteDriver):
     async def oom_kills(self, sandbox: str) -> int:
         """As CountsOom.oom_kills. Raises NodeLost when the driver stays away."""
@@ -131,19 +138,20 @@ class _Counting(RemoteDriver):
             raise InfraError.during("not a count", error) from error
 
 
-class _PausingAndCounting(_Pausing, _Counting):
-    pass
-
-
-_KINDS: Final[dict[frozenset[str], type[RemoteDriver]]] = {
-    frozenset(): RemoteDriver,
-    frozenset({"pause"}): _Pausing,
-    frozenset({"oom_kills"}): _Counting,
-    frozenset({"pause", "oom_kills"}): _PausingAndCounting,
+_ABILITIES: Final[dict[str, type[RemoteDriver]]] = {
+    "pause": _Pausing,
+    "reclaim": _Reclaiming,
+    "oom_kills": _Counting,
 }
+
+
+@functools.cache
+def _kind(known: frozenset[str]) -> type[RemoteDriver]:
+    """The class with just these abilities."""
+    parts = [part for name, part in _ABILITIES.items() if name in known]
+    return type("RemoteDriver", (*parts, RemoteDriver), {})
 
 
 def proxy(peer: Peer) -> RemoteDriver:
     """A driver that implements what the peer's capabilities say; those we do not know are left out."""
-    known = {"pause", "oom_kills"} & set(peer.up.capabilities)
-    return _KINDS[frozenset(known)](peer)
+    return _kind(frozenset(_ABILITIES.keys() & set(peer.up.capabilities)))(peer)

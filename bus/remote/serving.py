@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from dsec.bus import subjects
-from dsec.bus.driver import CanPause, CountsOom, Driver
+from dsec.bus.driver import CanPause, CanReclaim, CountsOom, Driver
 from dsec.bus.errors import InfraError, Unsupported
 from dsec.bus.handlers import decode, ok, serving_internal
 from dsec.bus.ids import tail
@@ -57,6 +57,7 @@ class Served:
             "recover": self.recover,
             "pause": self.pause,
             "resume": self.resume,
+            "reclaim": self.reclaim,
             "oom_kills": self.oom_kills,
         }
 
@@ -129,6 +130,12 @@ class Served:
 
     async def resume(self, message: Received) -> bytes:
         await self._pausing().resume(decode(About, message.data).sandbox)
+        return ok()
+
+    async def reclaim(self, message: Received) -> bytes:
+        if not isinstance(self._driver, CanReclaim):
+            raise Unsupported("this driver takes no memory from a paused sandbox")
+        await self._driver.reclaim(decode(About, message.data).sandbox)
         return ok()
 
     async def oom_kills(self, message: Received) -> bytes:

@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import errno
 import hashlib
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,9 @@ INIT: Final = "init"
 ENGINE: Final = "engine"
 PERIOD: Final = 100_000
 """Length of the CPU accounting period in microseconds, the kernel's default."""
+
+BITE: Final = 16 << 20
+"""Bytes asked of `memory.reclaim` at once: a call ends when it has so many, or with EAGAIN."""
 
 CpuClass = Literal["latency", "besteffort"]
 
@@ -164,6 +168,25 @@ class Group:
     def is_frozen(self) -> bool:
         return self._counter(self.v2 / "cgroup.events", "frozen") == 1
 
+    def reclaim(self, within: float) -> None:
+        """Blocking: have the kernel take what memory it can in about `within` seconds. Raises OSError.
+
+        Frozen, it may go to swap, which `allow_swap` ends. Nothing where the kernel has no way to.
+        """
+        group, deadline = self.layout.at("memory") / self.path, time.monotonic() + within
+        if "memory" in self.layout.v1:
+            _write_if_there(group / "memory.force_empty", "0")
+            return
+        self.allow_swap(allowed=True)
+        with contextlib.suppress(BlockingIOError):  # EAGAIN: there is no more to be had
+            while time.monotonic() < deadline and _write_if_there(group / "memory.reclaim", str(BITE)):
+                pass
+
+    def allow_swap(self, *, allowed: bool) -> None:
+        """Version 2 only; what lies in swap comes back as it is touched. Raises OSError."""
+        if "memory" not in self.layout.v1:
+            _write_if_there(self.v2 / "memory.swap.max", "max" if allowed else "0")
+
     def kill(self) -> None:
         """Kill every process in it, frozen or not."""
         with contextlib.suppress(FileNotFoundError):
@@ -187,6 +210,16 @@ class Group:
                 if line.startswith(key + " "):
                     return int(line.rpartition(" ")[2])
         return 0
+
+
+def _write_if_there(file: Path, value: str) -> bool:
+    """False when this kernel has no such file. Raises OSError."""
+    try:
+        with file.open("r+", encoding="ascii") as opened:
+            opened.write(value)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _remove_tree(directory: Path) -> None:

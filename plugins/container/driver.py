@@ -1,4 +1,4 @@
-"""The container backend: `Driver`, `CanPause` and `CountsOom` on an OCI engine, without a daemon.
+"""The container backend: `Driver`, `CanReclaim` and `CountsOom` on an OCI engine, without a daemon.
 
 A sandbox is its cgroups, its PID 1 (chronus) and a directory `<home>/<sandbox>` with the door. All three are
 found by the sandbox's id alone, so `destroy` works on what a killed node left half made. The kernel's mount
@@ -12,7 +12,7 @@ import contextlib
 import errno
 import os
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -40,6 +40,8 @@ KERNEL: Final = (5, 19)
 """The first kernel with overlayfs on idmapped layers; it has cgroup.kill, cgroup.freeze and pidfds too."""
 START_WITHIN = 30.0
 """Seconds for a start, which takes milliseconds: engines read files of the image, and one may be a pipe."""
+RECLAIM_WITHIN: Final = 2.0
+"""Seconds for which a paused sandbox's memory is taken; who wants to resume it waits as long."""
 
 
 class ContainerDriver:
@@ -257,20 +259,41 @@ class ContainerDriver:
         await self._freeze(sandbox, frozen=True)
 
     async def resume(self, sandbox: str) -> None:
-        """Undo `pause`; repeatable. Raises NoSuchSandbox, InfraError."""
+        """Undo `pause` and what `reclaim` allowed; repeatable. Raises NoSuchSandbox, InfraError."""
+        with _files_of(sandbox):
+            self._cgroups().of(checks.safe_id(sandbox)).allow_swap(allowed=False)
         await self._freeze(sandbox, frozen=False)
+
+    async def reclaim(self, sandbox: str) -> None:
+        """See CanReclaim. Caches, and where the machine has swap, the memory of processes too."""
+        group = self._cgroups().of(checks.safe_id(sandbox))
+        with _files_of(sandbox):
+            if not group.exists():
+                raise FileNotFoundError(group.path)
+            if not group.is_frozen():
+                raise InfraError(f"{sandbox} is not paused")
+            await asyncio.to_thread(group.reclaim, RECLAIM_WITHIN)
 
     async def _freeze(self, sandbox: str, *, frozen: bool) -> None:
         group = self._cgroups().of(checks.safe_id(sandbox))
-        try:
+        with _files_of(sandbox):
             group.freeze(frozen)
-        except FileNotFoundError:
-            raise NoSuchSandbox(f"there is no sandbox {sandbox} on this node") from None
         await until(lambda: group.is_frozen() == frozen, f"{'freezing' if frozen else 'thawing'} {sandbox}")
 
     async def oom_kills(self, sandbox: str) -> int:
         """See CountsOom."""
         return self._cgroups().of(checks.safe_id(sandbox)).oom_kills()
+
+
+@contextlib.contextmanager
+def _files_of(sandbox: str) -> Iterator[None]:
+    """Within the block an OSError of the sandbox's cgroup files is told as the contract names it."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise NoSuchSandbox(f"there is no sandbox {sandbox} on this node") from None
+    except OSError as error:
+        raise InfraError.during(f"the cgroups of {sandbox}", error) from error
 
 
 def _handle(sandbox: str, watched: Watched, rootfs: Rootfs) -> Handle:

@@ -12,7 +12,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 
-from dsec.bus.driver import CanPause
+from dsec.bus.driver import CanPause, CanReclaim
 from dsec.bus.errors import DsecError, Unsupported
 from dsec.bus.messages import State
 from dsec.plugins.edge.sandboxes import Sandbox, Sandboxes
@@ -32,6 +32,7 @@ async def pause(sandbox: Sandbox, sandboxes: Sandboxes) -> None:
             await _freeze(sandbox, driver)
             await sandboxes.change(sandbox, State.PAUSED)
             undo.pop_all()
+        await _reclaim(sandbox)
 
 
 async def resume(sandbox: Sandbox, sandboxes: Sandboxes) -> None:
@@ -107,6 +108,15 @@ async def _freeze(sandbox: Sandbox, driver: CanPause) -> None:
     if sandbox.guest is not None:
         sandbox.guest.excuse()
     await driver.pause(sandbox.id)
+
+
+async def _reclaim(sandbox: Sandbox) -> None:
+    """A pause that the kernel takes no memory from is a pause all the same."""
+    if isinstance(sandbox.driver, CanReclaim):
+        try:
+            await sandbox.driver.reclaim(sandbox.id)
+        except DsecError as error:
+            log.warning("%s keeps its memory: %s", sandbox.id, error)
 
 
 async def _thaw(sandbox: Sandbox, driver: CanPause) -> None:

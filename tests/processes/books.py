@@ -90,3 +90,17 @@ class PausingBooks(Books):
 
     async def resume(self, sandbox: str) -> None:
         self._check(sandbox)
+
+
+class ReclaimingBooks(PausingBooks):
+    """Takes memory from what is paused, too."""
+
+    reclaimed: list[str]
+
+    async def pause(self, sandbox: str) -> None:
+        self.reclaimed = []
+        await super().pause(sandbox)
+
+    async def reclaim(self, sandbox: str) -> None:
+        self._check(sandbox)
+        self.reclaimed.append(sandbox)

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from dsec.bus.driver import CanPause, CountsOom, Death, Handle, MayBeAway
+from dsec.bus.driver import CanPause, CanReclaim, CountsOom, Death, Handle, MayBeAway
 from dsec.bus.errors import NoCapacity, NodeLost, NoSuchSandbox, Unsupported
 from dsec.bus.local import Hub
 from dsec.bus.remote import handover, messages, peer
 from dsec.bus.remote.proxy import RemoteDriver
 from dsec.bus.remote.remotes import Remotes
 from dsec.bus.remote.serving import Served, serve_driver
-from tests.processes.books import INFO, ROOTFS, Books, PausingBooks, order
+from tests.processes.books import INFO, ROOTFS, Books, PausingBooks, ReclaimingBooks, order
 from tests.wire.support import until
 
 
@@ -100,9 +100,21 @@ async def test_abilities_are_those_of_the_driver_also_after_it_has_changed(site:
             await site.created("s-a-1")
         async with site.serving(PausingBooks):
             await until(lambda: isinstance(site.driver, CanPause), within=3)
-            assert not isinstance(site.driver, CountsOom)
+            assert not isinstance(site.driver, CountsOom | CanReclaim)
             assert isinstance(site.driver, CanPause)
             await site.driver.pause("s-a-1")
+
+
+async def test_memory_is_taken_by_the_driver_that_can(site: Site) -> None:
+    async with site.edge(), site.serving(ReclaimingBooks) as (books, _):
+        await until(lambda: "books" in site.drivers and not site.driver.away, within=3)
+        await site.created("s-a-1")
+        driver: object = site.driver
+        assert isinstance(driver, CanReclaim)
+        await driver.pause("s-a-1")
+        await driver.reclaim("s-a-1")
+        assert isinstance(books, ReclaimingBooks)
+        assert books.reclaimed == ["s-a-1"]
 
 
 async def test_deaths_are_told_as_they_happen_and_those_nobody_saw_when_it_is_back(site: Site) -> None:

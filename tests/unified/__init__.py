@@ -1,0 +1,1 @@
+"""What only a machine with unified cgroups can show; `make test-vm` has one. Elsewhere these are skipped."""
