@@ -58,7 +58,12 @@ def lasting(record: Record) -> dict[str, str]:
 
 def exec_budget(home: Path) -> int:
     """Bytes of EXEC: a quarter of the disk's free space, 20 GiB at most. Reserved when the stream is made."""
-    return max(64 * MIB, min(20 * GIB, shutil.disk_usage(home).free // 4))
+    return budget(shutil.disk_usage(home).free)
+
+
+def budget(room: int) -> int:
+    """Bytes of EXEC where `room` bytes may be stored in all: a quarter, 20 GiB at most."""
+    return max(64 * MIB, min(20 * GIB, room // 4))
 
 
 def streams(exec_bytes: int) -> list[StreamConfig]:
@@ -96,6 +101,19 @@ async def ensure(jetstream: JetStreamContext, exec_bytes: int = GIB, *, replicas
             await _ensure(jetstream, config)
         except NatsError as error:
             raise BrokerDown.during(f"making stream {config.name}", error) from error
+
+
+async def ensure_identities(jetstream: JetStreamContext, *, replicas: int) -> None:
+    """The bucket of iam, which is there, gets as many replicas; `jetstream` is iam's own.
+
+    Raises BrokerDown, InfraError.
+    """
+    config = identities()
+    config.num_replicas = replicas
+    try:
+        await replicate(jetstream, config)
+    except NatsError as error:
+        raise BrokerDown.during(f"replicating {config.name}", error) from error
 
 
 async def _ensure(jetstream: JetStreamContext, config: StreamConfig) -> None:

@@ -1,6 +1,7 @@
 """Where the broker is and who we are, when the caller does not say.
 
-`DSEC_URL` and `DSEC_CREDENTIALS` (a file) come first; otherwise the word that a running `dsec up` left in
+`DSEC_URL` and `DSEC_CREDENTIALS` (a file) come first, and `DSEC_CA` (a PEM file) for URLs that name no CA;
+otherwise the word that a running `dsec up` left in
 the home of this machine's platform (`DSEC_HOME`, default `/var/lib/dsec`) tells both.
 """
 
@@ -12,11 +13,13 @@ from pathlib import Path
 from dsec.bus.errors import BrokerDown
 from dsec.bus.home import Home
 from dsec.bus.nats.credentials import Credentials
+from dsec.bus.nats.servers import Servers
 
 
 def servers(given: str | None) -> str:
-    """URL of the broker, or several with commas between them. Raises BrokerDown when none is known."""
-    return given or os.environ.get("DSEC_URL") or _announced("url")
+    """URL of the broker, or several (`bus.nats.servers`). Raises BrokerDown when none is known, SpecError."""
+    told = given or os.environ.get("DSEC_URL") or _announced("url")
+    return str(Servers.parse(told).believing(os.environ.get("DSEC_CA", "")))
 
 
 def credentials(given: Credentials | str | os.PathLike[str] | None) -> Credentials:

@@ -109,9 +109,6 @@ def settings(name: str, home: Path, *, file_bytes: int) -> dict[str, Any]:
             "max_memory_store": MEMORY_STORE,
             "max_file_store": file_bytes,
         },
-        "log_file": str(home / "broker.log"),
-        "log_size_limit": LOG_BYTES,
-        "log_max_num": 3,
     }
 
 
@@ -169,6 +166,9 @@ class Broker:
             **settings("dsec", self._home, file_bytes=file_bytes),
             "host": self._host,
             "port": self.port,
+            "log_file": str(self._home / "broker.log"),
+            "log_size_limit": LOG_BYTES,
+            "log_max_num": 3,
             **(auth.config() if auth else {}),
         }
 

@@ -15,10 +15,11 @@ from typing import Final
 from dsec.bus.files import write_private
 from dsec.bus.home import Home
 from dsec.bus.nats.credentials import Credentials
+from dsec.bus.nats.servers import Servers
 
 NAME: Final = "dsec"
 _UNUSED: Final = (
-    *("token", "user", "password", "creds", "cert", "key", "ca", "nsc"),
+    *("token", "user", "password", "creds", "cert", "key", "nsc"),
     *("jetstream_domain", "jetstream_api_prefix", "jetstream_event_prefix"),
 )
 
@@ -29,9 +30,11 @@ def write(home: Home, url: str, operator: Credentials) -> Path:
     write_private(seed, operator.seed + "\n")
     context = home.path / "nats" / "context" / f"{NAME}.json"
     context.parent.mkdir(parents=True, exist_ok=True)
+    servers = Servers.parse(url)
     body = dict.fromkeys(_UNUSED, "") | {
         "description": f"operator of the dsec installation in {home.path}",
-        "url": url,
+        "url": ",".join(servers.urls),
+        "ca": servers.ca,
         "nkey": str(seed),
         "inbox_prefix": operator.inbox,
     }

@@ -48,6 +48,10 @@ class Servers:
     def tls(self) -> bool:
         return self.urls[0].startswith("tls://")
 
+    def believing(self, ca: str) -> Servers:
+        """With this CA file unless another is named, or there is no TLS."""
+        return Servers(self.urls, self.ca or (ca if self.tls else ""))
+
     def __str__(self) -> str:
         """What `parse` reads."""
         return ",".join(self.urls) + (f"?ca={quote(self.ca)}" if self.ca else "")

@@ -29,6 +29,7 @@ READER_GONE: Final = 128 + signal.SIGPIPE
 
 COMMANDS: Final = (
     "up",
+    "broker",
     "sim",
     "run",
     "create",

@@ -1,5 +1,7 @@
 """`dsec up`: broker, control plane and node in one process, or one half of it.
 
+With `--broker` the broker runs elsewhere, one server or a cluster that `dsec broker config` has configured.
+
 Starts in the order of need (broker, iam, core, scheduler, journal, edge) and ends in reverse, each stage with
 a deadline. The first start makes every credential. One line tells when all of it serves; with `--json` an
 object: `url`, `credentials` (file of the first principal), `home`, `node`, `parts`, `pid`, `broker_pid`, and
@@ -29,7 +31,10 @@ from dsec.bus.messages import Place
 from dsec.bus.metrics.serve import exposed
 from dsec.bus.nats import context as natscontext
 from dsec.bus.nats.broker import Broker, BrokerAuth
+from dsec.bus.nats.cluster import survey
 from dsec.bus.nats.credentials import Credentials
+from dsec.bus.nats.directget import patiently
+from dsec.bus.nats.servers import Servers
 from dsec.bus.nats.wire import Wire
 from dsec.sdk.cli.loop import collect_rarely, loop_factory
 from dsec.sdk.cli.observing import observe, observing_options
@@ -45,7 +50,7 @@ JOIN_WITHIN: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`only` one half; `broker`: URL of the control plane's, for a node alone; `port` 0: the former one;
+    """`only` one half; `broker`: URLs of one that runs elsewhere; `port` of one's own, 0: the former one;
     `without`: drivers and parts of the control plane that run in processes of their own.
     """
 
@@ -60,10 +65,10 @@ class Options:
 
     def __post_init__(self) -> None:
         ids.check("node", self.node)
-        if self.broker and self.only != "edge":
-            raise SpecError(
-                "--broker goes with --only edge: the control plane brings its own", field="broker"
-            )
+        if self.broker:
+            Servers.parse(self.broker)
+        if self.broker and self.port:
+            raise SpecError("--port is that of a broker of one's own: not with --broker", field="port")
 
     @property
     def control(self) -> bool:
@@ -86,7 +91,12 @@ def register(subparsers: Any) -> None:
     parser.add_argument("--only", choices=("control", "edge"), help="run one half")
     parser.add_argument("--node", default=default_node(), help="id of this node (default: %(default)s)")
     parser.add_argument("--port", type=int, default=0, help="of the broker; 0: the former one, or a free one")
-    parser.add_argument("--broker", default="", help="URL of the control plane's broker, with --only edge")
+    parser.add_argument(
+        "--broker",
+        default="",
+        metavar="URLS",
+        help="of a broker that runs elsewhere, with commas: tls://nats-1:4222,tls://nats-2:4222?ca=FILE",
+    )
     parser.add_argument(
         "--without-driver",
         action="append",
@@ -181,23 +191,27 @@ async def _control_plane(options: Options, ready: dict[str, Any]) -> AsyncIterat
     home, iam = options.home, load(PLUGINS, "iam")
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(home.held("control"))
-        iam.settle(home)
+        if not options.broker:
+            iam.settle(home)
         prepared = iam.prepare(home, nodes=[options.node])
-        broker = await stack.enter_async_context(
-            Broker.running(home.broker, port=options.port, auth=prepared.auth)
-        )
-        stack.enter_context(_renewing(broker, home))
-        natscontext.write(home, broker.url, prepared.credentials("operator"))
-        ready |= {"url": broker.url, "broker_pid": broker.pid, "credentials": str(prepared.path("u-admin"))}
+        url = options.broker
+        if not url:
+            broker = await stack.enter_async_context(
+                Broker.running(home.broker, port=options.port, auth=prepared.auth)
+            )
+            stack.enter_context(_renewing(broker, home))
+            url = broker.url
+            ready["broker_pid"] = broker.pid
+        natscontext.write(home, url, prepared.credentials("operator"))
+        ready |= {"url": url, "credentials": str(prepared.path("u-admin"))}
 
         async def start(name: str) -> Wire:
             context = Context(home.part(name))
-            block = plugin(name, broker.url, prepared.credentials(name), context)
+            block = plugin(name, url, prepared.credentials(name), context)
             ready["parts"].append(name)
             return await stack.enter_async_context(block)
 
-        await start("iam")
-        await _streams(broker.url, prepared.credentials("core"), home)
+        await _streams(await start("iam"), prepared.credentials("core"), options, url)
         wires = {name: await start(name) for name in CONTROL_PLANE if name not in options.without}
         yield wires.get("core")
 
@@ -226,9 +240,17 @@ def _renewing(broker: Broker, home: Home) -> Iterator[None]:
             task.cancel()
 
 
-async def _streams(url: str, credentials: Credentials, home: Home) -> None:
-    async with Wire.connect(url, credentials, "setup") as wire:
-        await registry.ensure(wire.jetstream, registry.exec_budget(home.broker))
+async def _streams(iam: Wire, core: Credentials, options: Options, url: str) -> None:
+    """Make what is stored, on as many servers as a cluster can have it. Raises BrokerDown, DiskFull."""
+    replicas = 1
+    if options.broker:
+        told = await patiently(lambda: survey(iam, listed=len(Servers.parse(url).urls)))
+        budget, replicas = registry.budget(told.storage), told.replicas
+        await patiently(lambda: registry.ensure_identities(iam.jetstream, replicas=replicas))
+    else:
+        budget = registry.exec_budget(options.home.broker)
+    async with Wire.connect(url, core, "setup") as wire:
+        await patiently(lambda: registry.ensure(wire.jetstream, budget, replicas=replicas))
 
 
 @contextlib.asynccontextmanager

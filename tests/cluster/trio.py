@@ -57,14 +57,15 @@ class Trio:
         """Start one; it dies with us."""
         setpriv = shutil.which("setpriv")
         assert setpriv
-        self.processes[name] = await asyncio.create_subprocess_exec(
-            *(setpriv, "--pdeathsig", "KILL", "--", str(binary())),
-            *("-c", str(self.directory / name / "nats.json")),
-            stdin=DEVNULL,
-            stdout=DEVNULL,
-            stderr=DEVNULL,
-            start_new_session=True,
-        )
+        with (self.directory / name / "server.log").open("ab") as log:
+            self.processes[name] = await asyncio.create_subprocess_exec(
+                *(setpriv, "--pdeathsig", "KILL", "--", str(binary())),
+                *("-c", str(self.directory / name / "nats.json")),
+                stdin=DEVNULL,
+                stdout=DEVNULL,
+                stderr=log,
+                start_new_session=True,
+            )
 
     async def end(self, name: str, number: int = signal.SIGKILL) -> None:
         """`kill -9`, or another signal; returns when it has ended."""

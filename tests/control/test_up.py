@@ -107,10 +107,11 @@ async def test_a_node_id_that_is_none_is_refused(tmp_path: Path, node: str) -> N
     assert "bad_id" in errors
 
 
-def test_a_broker_url_goes_with_an_edge_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("broker", "field"), [("127.0.0.1:4222", "broker"), ("nats://127.0.0.1", "port")])
+def test_a_broker_elsewhere_is_a_url_and_has_its_own_port(tmp_path: Path, broker: str, field: str) -> None:
     with pytest.raises(SpecError) as caught:
-        Options(Home(tmp_path), broker="nats://127.0.0.1:4222")
-    assert caught.value.field == "broker"
+        Options(Home(tmp_path), broker=broker, port=4222)
+    assert caught.value.field == field
 
 
 def test_a_missing_plugin_is_told_with_what_there_is() -> None:
