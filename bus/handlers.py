@@ -168,7 +168,7 @@ async def receiving(
     load = workload_of(bus)
     gate = contextlib.nullcontext() if concurrency is None else load.gate or asyncio.Semaphore(concurrency)
     if endpoint is None:
-        work = load.endpoint(subject, queue).counting(work)
+        work = load.endpoint(subject, queue).counting(work, load.figures.request(*_named(subject)))
     running: set[asyncio.Task[None]] = set()
 
     async def one(message: Received) -> None:
@@ -263,8 +263,7 @@ def serving_internal(
 
     load = workload_of(bus)
     endpoint = load.endpoint(subject, queue)
-    noun, verb, *_ = subject.split(".")  # what follows is a node, or another id
-    tally = load.figures.request(noun, verb)
+    tally = load.figures.request(*_named(subject))
 
     async def one(message: Received) -> None:
         await _respond(bus, message.reply, await answer(handler, message, endpoint, tally))
@@ -280,6 +279,12 @@ async def _respond(bus: Bus, reply: str, data: bytes | None) -> None:
                 await bus.publish(reply, data)
             except TooLarge as error:
                 await bus.publish(reply, failed(error))
+
+
+def _named(subject: str) -> tuple[str, str]:
+    """How a subject is counted: what follows the first two tokens is a node, or another id."""
+    noun, _, rest = subject.partition(".")
+    return noun, rest.partition(".")[0]
 
 
 def _call(message: Received) -> Call:

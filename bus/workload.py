@@ -14,7 +14,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from dsec.bus.errors import DsecError
-from dsec.bus.metrics.figures import Figures
+from dsec.bus.metrics.figures import Figures, Tally
 from dsec.bus.transport import Bus, Received, Subscription
 
 Work = Callable[[Received], Awaitable[None]]
@@ -44,7 +44,7 @@ class Endpoint:
         self.processing_ns += took
         return took
 
-    def counting(self, work: Work) -> Work:
+    def counting(self, work: Work, tally: Tally) -> Work:
         """`work`, each message counted as a request."""
 
         async def counted(message: Received) -> None:
@@ -52,7 +52,7 @@ class Endpoint:
             try:
                 await work(message)
             finally:
-                self.done(began)
+                tally.took(self.done(began))
 
         return counted
 

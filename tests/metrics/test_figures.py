@@ -9,12 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from dsec.bus.errors import Overloaded
 from dsec.bus.handlers import Call, ok, serving
 from dsec.bus.local import Hub
 from dsec.bus.metrics import names, text
 from dsec.bus.metrics.collect import Snapshot, snapshot
 from dsec.bus.metrics.figures import BOUNDS, OTHER, PROJECTS, Figures, Tally
 from dsec.bus.metrics.parts import Part, running, seen
+from dsec.bus.transport import Received
 from dsec.bus.workload import Workload
 
 
@@ -89,6 +91,30 @@ async def test_what_a_server_answers_is_counted_by_project_and_code_and_reads_as
     assert _value(page, "dsec_request_seconds_count", endpoint="sandbox.create") == 3
     assert _value(page, "dsec_broker_connected", part="core") == 1
     assert not running()
+
+
+async def test_what_is_shed_before_any_work_is_told_apart_from_what_a_project_has_too_much_of() -> None:
+    hub = Hub()
+    server, ann = hub.bus("n-a"), hub.bus("u-ann")
+    server.workload = Workload()  # type: ignore[attr-defined]  # as Wire has one
+    busy = [True]
+
+    async def handle(_: Call) -> bytes:
+        raise Overloaded("too many of this project", retry_after=1)
+
+    def shed(_: Received) -> Overloaded | None:
+        return Overloaded("too many of all", retry_after=1) if busy[0] else None
+
+    async with serving(server, "sandbox.create.*.*", handle, shed=shed):
+        await ann.request("sandbox.create.p-a.u-ann", b"{}", timeout=2)
+        busy[0] = False
+        for _ in range(2):
+            await ann.request("sandbox.create.p-a.u-ann", b"{}", timeout=2)
+    page = text.render(await snapshot([Part("core", "", server)]))
+    assert _value(page, "dsec_sheds_total", project="p-a", by="load") == 1
+    assert _value(page, "dsec_sheds_total", project="p-a", by="project") == 2
+    assert _value(page, "dsec_requests_total", project="p-a", code="overloaded") == 3
+    assert _value(page, "dsec_request_seconds_count", endpoint="sandbox.create") == 2
 
 
 async def test_figures_that_are_alike_are_added_up() -> None:

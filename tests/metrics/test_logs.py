@@ -60,6 +60,11 @@ def test_a_raw_request_and_a_large_one_are_told_alike() -> None:
     large = Received(subject, "", pack_data(b'{"op":"abc"}', b"x" * 100_000))
     assert fields(small)["op"] == "abc"
     assert fields(large) == fields(small)
+    order = {"v": 1, "op": "abc", "project": "p-a", "principal": "u-ann", "env": {"X": "y" * 10_000}}
+    short = {name: order[name] for name in ("op", "project", "principal")}
+    assert fields(Received("node.create.n-x", "", orjson.dumps(order))) == short
+    asked = {"op": "abc", "project": "p-other", "stdin": "x" * 10_000}
+    assert fields(Received("sandbox.create.p-a.u-ann", "", orjson.dumps(asked)))["project"] == "p-a"
 
 
 def test_orders_vetoes_and_questions_of_the_platform_are_told_by_their_bodies() -> None:

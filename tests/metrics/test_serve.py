@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -11,7 +12,7 @@ import urllib.request
 import orjson
 import pytest
 
-from dsec.bus.errors import AlreadyRunning, SpecError
+from dsec.bus.errors import AlreadyRunning, MissingTool, SpecError
 from dsec.bus.local import Hub
 from dsec.bus.metrics import serve
 from dsec.bus.metrics.parts import seen
@@ -111,6 +112,14 @@ async def test_a_taken_port_is_told_as_that_and_one_that_is_not_ours_too() -> No
                 pass
     with pytest.raises(SpecError):
         async with exposed("203.0.113.1:9464"):  # of RFC 5737: nobody's
+            pass
+
+
+async def test_without_prometheus_client_it_tells_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "dsec.bus.metrics.text", raising=False)
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(MissingTool, match=r"opendsec\[node\]"):
+        async with exposed("0"):
             pass
 
 
