@@ -87,5 +87,13 @@ def _names(names: re.Pattern[str], process: Path) -> bool:
 
 def _files(names: re.Pattern[str], home: Path) -> Iterator[str]:
     for top in (home, Path("/dev/shm"), Path("/run")):
-        for directory, below, files in os.walk(top):
-            yield from (f"file {directory}/{name}" for name in [*below, *files] if names.search(name))
+        for directory, entries in walk(top):
+            yield from (f"file {directory}/{name}" for name in entries if names.search(name))
+
+
+def walk(top: Path) -> Iterator[tuple[str, list[str]]]:
+    """Each directory with its entries; not what is mounted below `top`: layers have thousands of files."""
+    mounted = mounts_under(top)
+    for directory, below, files in os.walk(top):
+        yield directory, [*below, *files]
+        below[:] = [name for name in below if f"{directory}/{name}" not in mounted]

@@ -24,6 +24,7 @@ from dsec.plugins.images import ErofsImages
 from dsec.plugins.journal import Journal
 from dsec.plugins.scheduler import Scheduler
 from dsec.sdk import Client
+from dsec.sdk.testing.traces import walk
 from tests.wire.support import Stack, running_broker_with_iam
 
 NODE = "n-edge"
@@ -91,9 +92,11 @@ def traces(site: Site, sandbox: str) -> list[str]:
     """What this machine still has of a sandbox: mounts, processes, cgroups, directories, spools."""
     with Path("/proc/self/mountinfo").open() as mounts:
         found = [line.split()[4] for line in mounts if sandbox in line]
-    for root in (Path("/sys/fs/cgroup"), site.home.parent, Path("/dev/shm")):
-        for directory, names, files in os.walk(root):
-            found += [str(Path(directory, name)) for name in (*names, *files) if sandbox in name]
+    for directory, names, files in os.walk("/sys/fs/cgroup"):
+        found += [f"{directory}/{name}" for name in (*names, *files) if sandbox in name]
+    for root in (site.home.parent, Path("/dev/shm")):
+        for directory, entries in walk(root):
+            found += [f"{directory}/{name}" for name in entries if sandbox in name]
     return found
 
 

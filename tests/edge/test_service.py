@@ -197,7 +197,7 @@ async def test_time_to_live_and_idleness_end_sandboxes(site: Site, client: Clien
     async def ended() -> bool:
         return traces(site, short.id) == traces(site, idle.id) == []
 
-    await eventually(ended)
+    await eventually(ended, within=30)
     assert (await busy.stat()).state is State.RUNNING
     await running.kill()
 

@@ -14,6 +14,7 @@ from dsec.bus.home import Home
 from dsec.sdk import Client
 from dsec.sdk.testing import platform
 from dsec.sdk.testing.platform import Part
+from dsec.sdk.testing.traces import walk
 from tests.wire.support import until
 
 
@@ -64,10 +65,11 @@ class Halves:
         with Path("/proc/self/mountinfo").open() as mounts:
             found = {line.split()[4] for line in mounts if str(self.home) in line and "/sandboxes/" in line}
         node = Home(self.home).node(self.node)
-        for root in (Path("/sys/fs/cgroup"), node):
-            for directory, names, _ in os.walk(root):
-                if root == node or "dsec" in directory:
-                    found |= {str(Path(directory, name)) for name in names if name.startswith(prefix)}
+        for directory, names, _ in os.walk("/sys/fs/cgroup"):
+            if "dsec" in directory:
+                found |= {f"{directory}/{name}" for name in names if name.startswith(prefix)}
+        for directory, names in walk(node):
+            found |= {f"{directory}/{name}" for name in names if name.startswith(prefix)}
         workshops = {str(path) for path in node.glob("images/*/.import-*")}
         return sorted(path for path in found | workshops if sandbox in path)
 
