@@ -10,6 +10,7 @@ import pytest
 from dsec.bus.errors import NoSuchProgram
 from dsec.bus.messages import Ended
 from dsec.sdk import Client, Sandbox
+from dsec.sdk.testing import pace
 
 SERVER = "python3 -m http.server 3000 & wait"
 LISTENING = "import socket; socket.create_connection(('127.0.0.1', 3000), 1)"
@@ -56,12 +57,12 @@ class ExecSuite:
 
     async def test_case_2_a_timeout_comes_in_time_and_nothing_after_it(self, sandbox: Sandbox) -> None:
         started = time.monotonic()
-        result = await sandbox.run("sleep 9; echo late", timeout=2)
-        assert time.monotonic() - started < 6
+        result = await sandbox.run(f"sleep {pace.within(9)}; echo late", timeout=2)
+        assert time.monotonic() - started < pace.within(6)
         assert (result.ended, result.stdout) == (Ended.TIMEOUT, "")
 
     async def test_output_before_a_timeout_is_kept(self, sandbox: Sandbox) -> None:
-        result = await sandbox.run("echo early; sleep 5", timeout=0.5)
+        result = await sandbox.run("echo early; sleep 9", timeout=pace.within(0.5))
         assert (result.ended, result.stdout) == (Ended.TIMEOUT, "early\n")
 
     async def test_case_3_a_loop_stops_using_cpu(self, sandbox: Sandbox) -> None:
@@ -78,8 +79,8 @@ class ExecSuite:
     async def test_cases_4_and_5_an_exec_ends_with_its_leader(self, sandbox: Sandbox, command: str) -> None:
         before = await processes(sandbox)
         started = time.monotonic()
-        result = await sandbox.run(command, timeout=40)
-        assert time.monotonic() - started < 20
+        result = await sandbox.run(command, timeout=pace.within(40))
+        assert time.monotonic() - started < pace.within(20)
         assert (result.ended, result.stdout) == (Ended.EXIT, "done\n")
         assert await processes(sandbox) == before
 
@@ -124,14 +125,16 @@ class ExecSuite:
         assert (result.ended, len(result.stdout)) == (Ended.EXIT, 70_000)
 
     async def test_case_37_many_at_once_all_end_well(self, sandbox: Sandbox) -> None:
-        gate = asyncio.Semaphore(64)
+        gate, limit = asyncio.Semaphore(64), pace.within(30)
 
         async def one(number: int) -> None:
             async with gate:
-                result = await sandbox.run(f"head -c 70000 /dev/zero | tr '\\0' a; echo {number}", timeout=30)
+                result = await sandbox.run(
+                    f"head -c 70000 /dev/zero | tr '\\0' a; echo {number}", timeout=limit
+                )
                 assert (result.ended, result.stdout[70_000:]) == (Ended.EXIT, f"{number}\n")
 
-        await asyncio.gather(*(one(number) for number in range(500)))
+        await asyncio.gather(*(one(number) for number in range(pace.fewer(500))))
 
     async def test_a_process_limit_is_a_result_and_the_sandbox_lives(
         self, client: Client, backend: str, offered: frozenset[str]
@@ -147,7 +150,7 @@ class ExecSuite:
     ) -> None:
         _needs(offered, "memory")
         async with client.sandbox(backend=backend, image="base", limits={"memory": 64 << 20}) as small:
-            result = await small.run(["python3", "-c", "x = bytearray(200 << 20)"], timeout=30)
+            result = await small.run(["python3", "-c", "x = bytearray(200 << 20)"], timeout=pace.within(30))
             assert result.ended is Ended.OOM
             assert (await small.run(["true"])).code == 0
 

@@ -21,7 +21,7 @@ from dsec.bus.errors import (
 from dsec.bus.messages import State
 from dsec.sdk import Client, Sandbox
 from dsec.sdk.spec_args import LimitArgs
-from dsec.sdk.testing import traces
+from dsec.sdk.testing import pace, traces
 
 
 class LifecycleSuite:
@@ -130,7 +130,7 @@ class LifecycleSuite:
         assert sandbox.id in {record.sandbox async for record in client.list()}
 
 
-async def _gone(sandbox: Sandbox, within: float = 8.0) -> None:
+async def _gone(sandbox: Sandbox, within: float = pace.within(8)) -> None:
     """Wait without touching the sandbox (a request would renew its idle time) and then find it gone."""
     await asyncio.sleep(3.0)
     async with asyncio.timeout(within):

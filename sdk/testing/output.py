@@ -12,6 +12,7 @@ import pytest_asyncio
 from dsec.bus.errors import LimitError
 from dsec.bus.messages import Ended
 from dsec.sdk import Client, Sandbox
+from dsec.sdk.testing import pace
 
 FILL = "head -c {size} /dev/zero | tr '\\0' a; printf END"
 
@@ -51,11 +52,11 @@ class OutputSuite:
         assert first.stdout_bytes == again.stdout_bytes == b"a" * 300_000 + b"END"
         assert again.code == 0
 
-    @pytest.mark.parametrize("power", [16, 20, 24, 27])
+    @pytest.mark.parametrize("power", [16, 20, 24, pace.smaller(27)])
     @pytest.mark.parametrize("over", [-1, 0, 1])
     async def test_case_15_long_output_ends_with_its_end(self, roomy: Sandbox, power: int, over: int) -> None:
         size = 2**power + over
-        running = await roomy.start(FILL.format(size=size), timeout=100)
+        running = await roomy.start(FILL.format(size=size), timeout=pace.within(100))
         length, last = 0, b""
         async for chunk in running:
             length += len(chunk)
@@ -85,9 +86,9 @@ class OutputSuite:
         assert "\ufffd" not in "".join(text)
 
     async def test_output_arrives_while_the_command_runs(self, sandbox: Sandbox) -> None:
-        running = await sandbox.start("echo first; sleep 3; echo second")
+        running = await sandbox.start(f"echo first; sleep {pace.within(3)}; echo second")
         chunks = aiter(running)
-        async with asyncio.timeout(2.5):
+        async with asyncio.timeout(pace.within(2.5)):
             assert await anext(chunks) == b"first\n"
         assert b"".join([chunk async for chunk in chunks]) == b"second\n"
 
@@ -110,10 +111,10 @@ class OutputSuite:
     async def test_case_28_endless_output_is_bounded_and_others_go_on(
         self, client: Client, backend: str, sandbox: Sandbox
     ) -> None:
-        running = await sandbox.start(["yes"], timeout=4, log_bytes=1 << 20, detach=True)
+        running = await sandbox.start(["yes"], timeout=pace.within(4), log_bytes=1 << 20, detach=True)
         async with client.sandbox(backend=backend, image="base") as other:
             for _ in range(20):
-                assert (await asyncio.wait_for(other.run(["true"]), 3)).ok
+                assert (await asyncio.wait_for(other.run(["true"]), pace.within(3))).ok
         result = await running.wait()
         assert (result.ended, result.truncated) == (Ended.TIMEOUT, True)
         assert len(result.stdout_bytes) == 1 << 20
@@ -124,10 +125,10 @@ class OutputSuite:
         assert caught.value.field == "log_bytes"
 
     async def test_a_reader_that_stops_holds_up_nobody_else(self, sandbox: Sandbox) -> None:
-        endless = await sandbox.start(["cat", "/dev/zero"], timeout=10)
+        endless = await sandbox.start(["cat", "/dev/zero"], timeout=pace.within(10))
         await anext(aiter(endless))
         for _ in range(20):
-            assert (await asyncio.wait_for(sandbox.run(["true"]), 8)).ok
+            assert (await asyncio.wait_for(sandbox.run(["true"]), pace.within(8))).ok
         await endless.kill()
 
     async def test_a_durable_result_is_stored_when_it_is_answered(

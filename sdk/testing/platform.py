@@ -22,6 +22,10 @@ from dsec.bus.nats.credentials import Credentials
 from dsec.bus.nats.wire import Wire
 from dsec.bus.transport import Received
 from dsec.sdk import Client
+from dsec.sdk.testing import pace
+
+READY = pace.within(60)
+"""Seconds that a part may take to be ready."""
 
 
 class Part:
@@ -49,7 +53,7 @@ class Part:
             self.process.send_signal(signal.SIGKILL)
         await self.process.wait()
 
-    async def stop(self, within: float = 30.0) -> None:
+    async def stop(self, within: float = pace.within(30)) -> None:
         """End it cleanly. Raises InfraError when it takes longer than `within` seconds."""
         if self.process.returncode is not None:
             return
@@ -62,7 +66,7 @@ class Part:
 
 
 async def spawn(
-    home: Path, *, only: str | None = None, options: Sequence[str] = (), within: float = 60
+    home: Path, *, only: str | None = None, options: Sequence[str] = (), within: float = READY
 ) -> Part:
     """Start `dsec up` on `home`. Raises InfraError with the end of its log when it is not ready in time."""
     chosen = ["--only", only] if only else []
@@ -70,7 +74,7 @@ async def spawn(
     return await started(argv, home / f"up-{only or 'all'}.log", within)
 
 
-async def spawn_driver(home: Path, name: str, *, options: Sequence[str] = (), within: float = 60) -> Part:
+async def spawn_driver(home: Path, name: str, *, options: Sequence[str] = (), within: float = READY) -> Part:
     """Start the driver `name` of this machine's node in a process of its own; its credentials are made when
     there are none. Raises InfraError."""
     if not (home / "credentials" / f"{driver_on(default_node(), name)}.json").exists():
@@ -79,7 +83,7 @@ async def spawn_driver(home: Path, name: str, *, options: Sequence[str] = (), wi
     return await started(argv, home / f"driver-{name}.log", within)
 
 
-async def started(argv: Sequence[str], log: Path, within: float = 60) -> Part:
+async def started(argv: Sequence[str], log: Path, within: float = READY) -> Part:
     """A `dsec` process that has printed its ready line; its messages go to `log`. Raises InfraError."""
     await asyncio.to_thread(log.parent.mkdir, parents=True, exist_ok=True)
     with log.open("ab") as errors:
@@ -124,7 +128,7 @@ async def running(
             await beside.stop()
 
 
-async def known(part: Part, driver: str, within: float = 20.0) -> None:
+async def known(part: Part, driver: str, within: float = pace.within(20)) -> None:
     """Return when sandboxes of the backend can be made. Raises InfraError when they cannot in time."""
     operator = Credentials.load(Path(part.ready["home"]) / "credentials" / "operator.json")
     heard = asyncio.Event()
