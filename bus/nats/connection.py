@@ -9,6 +9,8 @@ Kept: protocol parsing, authentication, reconnecting, JetStream. What differs fr
 - What is unsent when the connection breaks is dropped, never delivered later; who waits for a PONG is told.
 - An error line of the broker does not close the client for good; the broker closes what it will not serve.
 - A cancelled `flush` does not end the read loop (nats-py sets a result on the cancelled future and stops).
+- A write to a socket that is closed already is a broken connection; uvloop's RuntimeError would end nats-py's
+  reconnecting for good.
 - Sockets of failed attempts and all tasks have ended when `close` returns.
 - A server that does not speak TLS is refused where the URL says `tls`, and one that does where it does not:
   nats-py would go on in the clear, or with the system's trust anchors.
@@ -46,6 +48,25 @@ Direct = Callable[[str, str, bytes, bytes | None], None]
 
 class Mismatch(Error):
     """The server and its URL do not agree about TLS."""
+
+
+class Socket(TcpTransport):
+    """nats-py's transport, whose writes raise ConnectionResetError when it is closed, on every event loop."""
+
+    def __init__(self, made: TcpTransport) -> None:
+        self._bare_io_reader = self._io_reader = made._io_reader
+        self._bare_io_writer = self._io_writer = made._io_writer
+
+    def write(self, payload: bytes) -> None:
+        self._opened().write(payload)
+
+    def writelines(self, payload: list[bytes]) -> None:
+        self._opened().writelines(payload)
+
+    def _opened(self) -> asyncio.StreamWriter:
+        if self._io_writer is None or self._io_writer.transport.is_closing():
+            raise ConnectionResetError("the connection is closed")
+        return self._io_writer
 
 
 class Connection(Client):
@@ -107,7 +128,8 @@ class Connection(Client):
         if self.linger:
             self._due = max(self._due, asyncio.get_running_loop().time()) + self.linger
         commands, self._pending, self._pending_data_size = self._pending, [], 0
-        if commands and self.is_connected and (stream := self._stream()):
+        stream = self._stream()
+        if commands and self.is_connected and stream and not stream.transport.is_closing():
             stream.writelines(commands)
             self._unsent = stream.transport.get_write_buffer_size()
 
@@ -215,6 +237,8 @@ class Connection(Client):
             self._nkeys_seed_str = await self.seed()
             self._setup_nkeys_seed_connect()
         await super()._connect_to_server(s)
+        if type(self._transport) is TcpTransport:
+            self._transport = Socket(self._transport)
         self._before_tls = self._stream()
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:  # noqa: FBT001, FBT002 - as nats-py has it

@@ -1,16 +1,19 @@
 """What only a broker can show: loss of the connection, refusals, a clean end."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from dsec.bus.errors import BrokerDown, DsecError, TooLarge
 from dsec.bus.nats.broker import Broker
+from dsec.bus.nats.connection import Socket
 from dsec.bus.nats.credentials import Credentials, Role
 from dsec.bus.nats.headers import parse_headers
 from dsec.bus.nats.wire import Wire
@@ -75,6 +78,41 @@ async def test_nothing_that_was_published_while_disconnected_is_delivered_later(
         await wire.subscribe("echo.x", _answering(wire))
         await wire.request("echo.x", b"", timeout=2)
         assert got == []
+
+
+def test_on_uvloop_too_a_socket_that_closes_under_a_write_is_a_connection_that_comes_back(
+    tmp_path: Path,
+) -> None:
+    uvloop = pytest.importorskip("uvloop")
+    troubles: list[str] = []
+
+    async def cut_and_go_on() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: troubles.append(str(what)))
+        async with Broker.running(tmp_path) as broker, Wire.connect(broker.url, CORE) as wire:
+            for _ in range(3):
+                await cut_under_a_write(wire)
+
+    def on_uvloop() -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(cut_and_go_on())
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(on_uvloop).result()
+    assert not troubles
+
+
+async def cut_under_a_write(wire: Wire) -> None:
+    connection = wire._connection
+    transport, stream = connection._transport, connection._stream()
+    assert isinstance(transport, Socket)
+    assert stream is not None
+    stream.transport.abort()
+    with contextlib.suppress(DsecError):
+        await wire.publish("lost", b"x")
+    with pytest.raises(ConnectionResetError):
+        transport.write(b"PING")
+    await until(lambda: wire.connected and connection._stream() is not stream, within=10)
+    await connection.roundtrip()
 
 
 @pytest.mark.kill
