@@ -3,8 +3,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PACKAGES := python3-venv gcc musl-tools crun runc bubblewrap erofs-utils mmdebstrap procps util-linux ca-certificates
-PROGRAMS := gcc musl-gcc crun runc bwrap mkfs.erofs mmdebstrap ps setpriv unshare
+PACKAGES := python3-venv gcc musl-tools crun runc bubblewrap erofs-utils mmdebstrap procps util-linux ca-certificates openssl
+PROGRAMS := gcc musl-gcc crun runc bwrap mkfs.erofs mmdebstrap openssl ps setpriv unshare
 WORKERS ?= 3
 export DSEC_CACHE ?= $(HOME)/.cache/opendsec
 

@@ -202,6 +202,8 @@ async def _control_plane(options: Options, ready: dict[str, Any]) -> AsyncIterat
             stack.enter_context(_renewing(broker, home))
             url = broker.url
             ready["broker_pid"] = broker.pid
+        else:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _not_ours)
         natscontext.write(home, url, prepared.credentials("operator"))
         ready |= {"url": url, "credentials": str(prepared.path("u-admin"))}
 
@@ -238,6 +240,10 @@ def _renewing(broker: Broker, home: Home) -> Iterator[None]:
         loop.remove_signal_handler(signal.SIGHUP)
         for task in tasks:
             task.cancel()
+
+
+def _not_ours() -> None:
+    log.error("keys of a broker that runs elsewhere are taken up by `dsec broker config` and its servers")
 
 
 async def _streams(iam: Wire, core: Credentials, options: Options, url: str) -> None:
