@@ -55,7 +55,11 @@ class DsecError(Exception):
         )
         if kind is DsecError and body.get("failure") in set(Failure):
             error.failure = Failure(body["failure"])
+        error.read_more(body)
         return error
+
+    def read_more(self, body: dict[str, Any]) -> None:
+        """What this class alone has in its body."""
 
     @classmethod
     def during(cls, what: str, cause: BaseException) -> Self:
@@ -122,6 +126,12 @@ class Conflict(SpecError):
     code = "conflict"
 
 
+class SessionBusy(SpecError):
+    """A command runs in the session: wait for its end, or signal it."""
+
+    code = "session_busy"
+
+
 class UnsafeArchive(SpecError):
     """An archive entry that leaves its directory, or is a hard link or a device."""
 
@@ -170,6 +180,26 @@ class NoSuchExec(GoneError):
     """No exec of that id in this sandbox, or its output has expired."""
 
     code = "no_such_exec"
+
+
+class SessionEnded(GoneError):
+    """The session's shell has ended, with `exit_code` or of `signal`: nothing runs in it any more."""
+
+    code = "session_ended"
+    exit_code: int | None = None
+    signal: int | None = None
+
+    def body(self) -> dict[str, Any]:
+        return {**super().body(), "exit_code": self.exit_code, "signal": self.signal}
+
+    def read_more(self, body: dict[str, Any]) -> None:
+        self.exit_code, self.signal = body.get("exit_code"), body.get("signal")
+
+
+class NoSuchArtefact(GoneError):
+    """The node that does the call does not have that artefact; send the content."""
+
+    code = "no_such_artefact"
 
 
 class Cancelled(GoneError):

@@ -7,11 +7,11 @@ milliseconds. An answer is `{"ok": …}` or `{"error": …}` as JSON, except whe
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from dsec.bus.errors import Failure
+from dsec.bus.errors import Failure, SpecError
 from dsec.bus.ids import OperationId
 from dsec.bus.spec import MAX_SECONDS, EnvName, Limits, NoNul, Spec
 
@@ -155,15 +155,30 @@ class Layer(Message):
     kind: Literal["base", "workspace", "toolkit", "pack"]
 
 
+class Terminal(Message):
+    """The size of a terminal in characters."""
+
+    rows: int = Field(24, ge=1, le=0xFFFF)
+    columns: int = Field(80, ge=1, le=0xFFFF)
+
+
 class StartExec(Request):
     """exec.start. The exec's id is `ids.exec_of(op)`: a repeated start finds the first one.
 
     `stdin` is given whole (base64 of it in JSON), or kept open for exec.stdin when `stdin_open`.
     `detach` answers as soon as the command is forked; the log then has everything.
     `durable` answers only when the record is stored.
+
+    With `shell` it opens a session, which is an exec as well: "bash", or what it names, stays and reads its
+    commands from the platform; without `argv`. With `session`, the id of that exec, `argv` is one string of
+    shell code that runs in it; directory, environment, user and limits are the session's.
+    With `terminal` it runs on one: keystrokes go to `exec.stdin`, both streams come as stdout.
     """
 
-    argv: tuple[str, ...] = Field(min_length=1)
+    argv: tuple[str, ...] = ()
+    shell: str | None = Field(None, max_length=4095, description='"": bash, or sh where there is none')
+    session: str | None = None
+    terminal: Terminal | None = None
     cwd: str | None = None
     env: dict[VariableName, str] = Field(default_factory=dict)
     user: str | None = None
@@ -175,6 +190,26 @@ class StartExec(Request):
     log_bytes: Position | None = Field(None, ge=1024)
     detach: bool = False
     durable: bool = False
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        """Raises SpecError for what does not go together."""
+        if self.shell is None and not self.argv:
+            raise SpecError("argv: a command needs at least one argument", field="argv")
+        if self.shell is not None:
+            self._without("a session", "argv", "session", "terminal", "timeout", "stdin", "stdin_open")
+        if self.session is not None:
+            if len(self.argv) != 1:
+                raise SpecError("argv: in a session it is one string of shell code", field="argv")
+            self._without("a command in a session", "terminal", "cwd", "env", "user", "stdin_open")
+        if self.terminal is not None:
+            self._without("a command on a terminal", "stdin")
+        return self
+
+    def _without(self, what: str, *fields: str) -> None:
+        for field in fields:
+            if getattr(self, field):
+                raise SpecError(f"{field}: {what} has none of its own", field=field)
 
 
 class Ended(StrEnum):

@@ -6,13 +6,16 @@ from dsec.bus.messages import Ended, FileInfo, Layer, Record, State
 from dsec.sdk.client import Client
 from dsec.sdk.exec import Exec
 from dsec.sdk.files import Files
+from dsec.sdk.fn import Artefact, FnFailed, FnResult, Judged
 from dsec.sdk.jobs import Batch, Job, Progress
 from dsec.sdk.result import CommandFailed, Result
 from dsec.sdk.sandbox import Sandbox
+from dsec.sdk.session import Session
 from dsec.sdk.tracing import trace
 from dsec.sdk.watch import Change
 
 __all__ = [
+    "Artefact",
     "Batch",
     "Change",
     "Client",
@@ -23,13 +26,17 @@ __all__ = [
     "Failure",
     "FileInfo",
     "Files",
+    "FnFailed",
+    "FnResult",
     "Job",
+    "Judged",
     "Kind",
     "Layer",
     "Progress",
     "Record",
     "Result",
     "Sandbox",
+    "Session",
     "State",
     "trace",
 ]

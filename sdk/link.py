@@ -24,6 +24,7 @@ from dsec.bus.errors import (
     Failure,
     NodeLost,
     Overloaded,
+    SpecError,
     TooLarge,
 )
 from dsec.bus.frames import pack_data
@@ -180,7 +181,10 @@ class Link:
 
     def _payload(self, body: dict[str, Any], op: str, wait: float, data: bytes | None) -> bytes:
         envelope = {"v": VERSION, "op": op, "deadline": int((time.time() + wait) * 1000), **body}
-        payload = orjson.dumps(envelope)
+        try:
+            payload = orjson.dumps(envelope)
+        except TypeError as error:
+            raise SpecError(f"the request cannot be sent: {error}", field="body") from None
         if data is not None:
             payload = pack_data(payload, data)
         if len(payload) > self.bus.max_payload:

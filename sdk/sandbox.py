@@ -19,6 +19,7 @@ from dsec.sdk.exec import Exec
 from dsec.sdk.files import Files
 from dsec.sdk.link import Link, new_operation
 from dsec.sdk.result import Result
+from dsec.sdk.session import Session
 
 SHELL: Final = ("/bin/sh", "-c")
 STDIN_AT_ONCE: Final = 256 * 1024
@@ -150,6 +151,31 @@ class Sandbox:
         if first is not None and first.kind not in {Kind.INLINE, Kind.STARTED}:
             first = None
         return Exec(self._link, self.id, exec_id, first=first)
+
+    # -- sessions
+
+    def session(
+        self,
+        shell: str | None = None,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        key: str | None = None,
+    ) -> Session:
+        """A shell that stays, within `async with`: `async with s.session() as sh: await sh.run("cd /x")`.
+
+        `shell`: bash, or sh where there is none. The same `key` opens the same session. Any number at once.
+        """
+        op = new_operation() if key is None else check("operation", key)
+        options = {"cwd": cwd, "env": env and dict(env), "user": user}
+        body: dict[str, Any] = {"shell": shell or ""}
+        body.update((name, value) for name, value in options.items() if value)
+        return Session(self._link, self.id, Exec(self._link, self.id, exec_of(op)), body, op)
+
+    def session_of(self, session_id: str) -> Session:
+        """A session that was opened earlier, or elsewhere. Raises BadId."""
+        return Session(self._link, self.id, Exec(self._link, self.id, check("exec", session_id)))
 
     # -- files
 

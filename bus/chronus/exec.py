@@ -39,7 +39,7 @@ class Command:
 
 
 class SessionEnds(NamedTuple):
-    """Of a session: its commands are written here, their statuses read; `input` is the file of their stdin."""
+    """Of a session: where commands are written and statuses read, and the file that is their stdin."""
 
     commands: int
     statuses: int
@@ -84,7 +84,8 @@ class Pipes(NamedTuple):
             close_all([*joined, *(end for pair in ends for end in pair)])
             raise InfraError.during("making the pipes of a command", error) from error
         (out, host_out), (err, host_err), *more = ends
-        passed = (joined[0], out, err, host_out, host_err, *(end for pair in more for end in pair), *joined[1:])
+        optional = [end for pair in more for end in pair]
+        passed = (joined[0], out, err, host_out, host_err, *optional, *joined[1:])
         host = _host_ends([pair[1] for pair in ends], session=command.session)
         return cls(host, passed, (*joined, *(pair[0] for pair in ends)))
 
@@ -157,7 +158,7 @@ def _is_input(descriptor: int) -> bool:
 
 
 def _is_memory(descriptor: int) -> bool:
-    """Whether it is a file in memory: no other kind of file takes this call, and its writes go nowhere else."""
+    """Whether it is a file in memory, the only kind that takes this call: written bytes stay there."""
     try:
         fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
     except OSError:

@@ -7,7 +7,7 @@ whatever does not parse raises Malformed, and nothing here trusts a length.
 | op | request body | reply body |
 |---|---|---|
 | PING | | |
-| START | u32 argc, u32 envc, with TERMINAL u32 rows, u32 columns; exec, user, cwd, argv…, `NAME=value`… | of a failure: flags are the Stage |
+| START | u32 argc, u32 envc, exec, user, cwd, argv…, `NAME=value`… | of a failure: flags are the Stage |
 | EXECS | u32 index to go on at | exec…; MORE |
 | ATTACH | exec | ExitReport when EXITED; SESSION, TERMINAL; descriptors: the host's, as kept |
 | SIGNAL | u32 number, exec | |
@@ -27,7 +27,8 @@ and stderr (read ends); then by its kind, and each time the child's end before t
 stdin; with SESSION the channel of commands (the child reads), that of statuses (the child writes) and the
 file of the commands' input, which the child finds as 250, 251 and 252; then any further cgroup.procs to join.
 ATTACH gives the host's ends back in this order. With TERMINAL the command runs on a terminal of the
-sandbox's own, whose master ATTACH gives after stdout and stderr, which nobody writes to.
+sandbox's own, of u32 rows and u32 columns (after envc); ATTACH gives its master after stdout and stderr, to
+which nobody writes.
 """
 
 from __future__ import annotations

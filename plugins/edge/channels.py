@@ -64,5 +64,5 @@ class Channels:
                 return
             sandbox.guest = guest
             for exec_, running in list(sandbox.running.items()):
-                if not running.leader.exited.done():
+                if not running.entry.session and not running.leader.exited.done():
                     running.leader.adopt(await guest.attach(exec_))

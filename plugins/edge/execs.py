@@ -5,45 +5,29 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import os
 import time
-from pathlib import Path
 from typing import Final
 
-from dsec.bus import subjects
-from dsec.bus.chronus.guest import Command, Exec
-from dsec.bus.errors import (
-    DeadlineExceeded,
-    DiskFull,
-    DsecError,
-    GoneError,
-    LimitError,
-    NoSuchExec,
-    SpecError,
-)
+from dsec.bus.chronus.guest import Exec
+from dsec.bus.errors import DeadlineExceeded, DiskFull, GoneError, NoSuchExec, SpecError
 from dsec.bus.frames import FRAME_VERSION, HEADER, Kind, pack_parts
 from dsec.bus.handlers import Call, ok
 from dsec.bus.ids import exec_of
 from dsec.bus.messages import GrantCredit, SignalExec, StartExec, WriteStdin
 from dsec.bus.nats.appender import Stored
-from dsec.plugins.edge.admission import DEFAULT_LOG_BYTES
-from dsec.plugins.edge.budget import AHEAD
 from dsec.plugins.edge.descriptors import room_for_command
-from dsec.plugins.edge.execlog import ExecLog
-from dsec.plugins.edge.figures import figures_of
 from dsec.plugins.edge.leader import SIGKILL
 from dsec.plugins.edge.node import Node
 from dsec.plugins.edge.running import Running
 from dsec.plugins.edge.sandboxes import Sandbox
+from dsec.plugins.edge.session import Shell, Turn
+from dsec.plugins.edge.sessions import Sessions
 from dsec.plugins.edge.spool import remove
+from dsec.plugins.edge.starting import command_of, entry_of, journalled, log_of, room_to_run
 from dsec.plugins.edge.trajectory import Entry
 
 STDIN_WAIT: Final = 30.0
 """Seconds that a write waits for a command that does not read, at most."""
-ROOM: Final = 2 * AHEAD
-ROOM_FILES: Final = 8
-"""What tmpfs must have free for a command to be started: bytes, and files."""
-PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class Execs:
@@ -51,6 +35,7 @@ class Execs:
 
     def __init__(self, node: Node) -> None:
         self._node = node
+        self.sessions = Sessions(node, self.run)
 
     async def start(self, call: Call, request: StartExec) -> bytes:
         """A packed frame: INLINE with everything, or STARTED with the first output.
@@ -78,23 +63,30 @@ class Execs:
             del sandbox.starting[exec_]
 
     async def _start(self, sandbox: Sandbox, exec_: str, request: StartExec) -> bytes:
-        guest = sandbox.inside()
         data = stdin_of(request)
+        sandbox.inside()
         room_for_command(len(sandbox.running) + len(sandbox.starting) - 1)
         room_to_run(sandbox.spools, len(data or b""))
-        entry = self._entry(sandbox, exec_, request)
-        sandbox.trajectory.start(entry)
-        try:
-            command = await guest.start(exec_, self._command(sandbox, request, stdin=data is not None))
-            sandbox.logs[exec_] = entry.log
-            answer, stored = await self._begin(sandbox, entry, command, data)
-        except DsecError:
-            sandbox.trajectory.failed(exec_)
-            sandbox.logs.pop(exec_, None)
-            raise
+        if request.session is not None:
+            starting = self.sessions.run(sandbox, exec_, request, data)
+        elif request.shell is not None:
+            starting = self.sessions.open(sandbox, exec_, request)
+        else:
+            starting = self._command(sandbox, exec_, request, data)
+        answer, stored = await starting
         if request.durable:
             await asyncio.shield(stored)
         return answer
+
+    async def _command(
+        self, sandbox: Sandbox, exec_: str, request: StartExec, data: bytes | None
+    ) -> tuple[bytes, Stored]:
+        """A command with a leader of its own."""
+        entry = entry_of(sandbox, exec_, request)
+        with journalled(sandbox, entry):
+            wanted = command_of(sandbox, request, request.argv, stdin=data is not None)
+            command = await sandbox.inside().start(exec_, wanted)
+            return await self._begin(sandbox, entry, command, data)
 
     async def _begin(
         self, sandbox: Sandbox, entry: Entry, command: Exec, data: bytes | None
@@ -114,38 +106,19 @@ class Execs:
             self._node.tasks.spawn(feed, f"stdin of {entry.exec}")
         return await running.begin()
 
-    def run(self, sandbox: Sandbox, entry: Entry, command: Exec) -> Running:
+    def run(self, sandbox: Sandbox, entry: Entry, command: Exec | Turn) -> Running:
         """Have `command` among the sandbox's running ones until it is released."""
-        subject = subjects.exec_stream(sandbox.record.project, sandbox.id, entry.exec)
-        log = ExecLog(self._node.appender, subject, entry.log, figures=figures_of(self._node))
-        base = sandbox.spools / entry.exec
         running = Running(
-            entry, command, log, base, sandbox.desk, lambda: sandbox.running.pop(entry.exec, None)
+            entry,
+            command,
+            log_of(self._node, sandbox, entry),
+            sandbox.spools / entry.exec,
+            sandbox.desk,
+            lambda: sandbox.running.pop(entry.exec, None),
+            command.pipes if isinstance(command, Turn) else None,
         )
         sandbox.running[entry.exec] = running
         return running
-
-    def _entry(self, sandbox: Sandbox, exec_: str, request: StartExec) -> Entry:
-        quota = quota_of(request.log_bytes, sandbox.record.applied.log_bytes or DEFAULT_LOG_BYTES)
-        return Entry(
-            log=sandbox.trajectory.take_number(),
-            exec=exec_,
-            argv=list(request.argv),
-            started=time.time(),
-            timeout=request.timeout,
-            quota=quota,
-            detach=request.detach,
-            stdin_open=request.stdin_open,
-        )
-
-    def _command(self, sandbox: Sandbox, request: StartExec, *, stdin: bool) -> Command:
-        return Command(
-            argv=request.argv,
-            cwd=request.cwd or "/",
-            env={"PATH": PATH, **sandbox.env, **request.env},
-            user=request.user or sandbox.record.spec.user,
-            stdin=stdin,
-        )
 
     async def stdin(self, call: Call, request: WriteStdin) -> bytes:
         """Write to the command's standard input; bytes before the offset that was reached are dropped.
@@ -188,7 +161,7 @@ class Execs:
             raise NoSuchExec(f"no exec {call.address.exec} in this sandbox", field="exec")
         return ok()
 
-    def _running(self, call: Call) -> Running:
+    def _running(self, call: Call) -> Running | Shell:
         sandbox = self._node.sandboxes.get(call.address.sandbox, call.address.project)
         sandbox.inside()
         running = sandbox.running.get(call.address.exec)
@@ -197,20 +170,6 @@ class Execs:
             told = "has ended" if known else "is not in this sandbox"
             raise NoSuchExec(f"exec {call.address.exec} {told}", field="exec")
         return running
-
-
-def room_to_run(spools: Path, more: int) -> None:
-    """Raises DiskFull, before anything is done, when tmpfs has no room for a command's output and input."""
-    tmpfs = os.statvfs(spools)
-    if tmpfs.f_bavail * tmpfs.f_frsize < ROOM + more or (tmpfs.f_files and tmpfs.f_favail < ROOM_FILES):
-        raise DiskFull(f"the node's tmpfs is full: free some of {spools.parent.parent}")
-
-
-def quota_of(asked: int | None, allowed: int) -> int:
-    """Bytes of output to capture. Raises LimitError when more is asked for than the sandbox has."""
-    if asked is not None and asked > allowed:
-        raise LimitError(f"the sandbox allows {allowed} bytes of output per command", field="log_bytes")
-    return asked or allowed
 
 
 def stdin_of(request: StartExec) -> bytes | None:

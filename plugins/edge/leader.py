@@ -10,9 +10,9 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
-from dsec.bus.chronus.guest import Exec, Exit
+from dsec.bus.chronus.guest import Exit
 from dsec.bus.errors import DsecError
 from dsec.plugins.edge.tasks import Tasks
 from dsec.plugins.edge.trajectory import Entry
@@ -24,10 +24,30 @@ KILLED: Final = Exit(code=None, signal=SIGKILL, cpu_us=0, max_rss=0)
 """The end of a command that died with its sandbox."""
 
 
+class Started(Protocol):
+    """A started command: an `Exec`, or one in a session."""
+
+    id: str
+    stdout: int
+    stderr: int
+    stdin: int | None
+    exited: asyncio.Future[Exit]
+
+    async def signal(self, signum: int) -> None: ...
+
+    async def close_stdin(self) -> None: ...
+
+    async def kill_tree(self) -> None: ...
+
+    async def release(self) -> None: ...
+
+    def detach(self) -> None: ...
+
+
 class Leader:
     """`changed` is called when the leader has ended or its tree was killed."""
 
-    def __init__(self, entry: Entry, command: Exec, tasks: Tasks, changed: Callable[[], None]) -> None:
+    def __init__(self, entry: Entry, command: Started, tasks: Tasks, changed: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
         self.command = command
         self.exited: asyncio.Future[Exit] = loop.create_future()
@@ -37,7 +57,7 @@ class Leader:
         self._entry = entry
         self._tasks = tasks
         self._changed = changed
-        self._former: list[Exec] = []
+        self._former: list[Started] = []
         self._ended_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._left: float | None = None
@@ -63,7 +83,7 @@ class Leader:
             return None
         return max(0.0, self._ended_at + GRACE - time.time())
 
-    def adopt(self, command: Exec) -> None:
+    def adopt(self, command: Started) -> None:
         """Go on with the same command over a new connection."""
         self._former.append(self.command)
         self.command = command

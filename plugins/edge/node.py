@@ -26,6 +26,7 @@ from dsec.plugins.edge.journal import Journal
 from dsec.plugins.edge.pipes import Scratch
 from dsec.plugins.edge.running import Desk
 from dsec.plugins.edge.sandboxes import Sandbox, Sandboxes
+from dsec.plugins.edge.session import ended_sessions
 from dsec.plugins.edge.tasks import Tasks
 from dsec.plugins.edge.trajectory import Trajectory
 
@@ -85,6 +86,7 @@ class Node:
         driver = self.drivers[handle.driver]
         sandbox = Sandbox(record, handle, driver, guest, home, spools, trajectory, env)
         sandbox.desk = Desk(self.tasks, self.scratch, trajectory, sandbox.oom_killed)
+        sandbox.sessions = ended_sessions(trajectory.entries)
         sandbox.logs = {entry.exec: entry.log for entry in trajectory.entries.values()}
         return sandbox
 

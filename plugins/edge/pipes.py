@@ -47,25 +47,55 @@ class Scratch:
 
 @dataclass(slots=True)
 class Pipe:
-    """One output pipe; `ended` once it is empty and nobody can write into it."""
+    """One output pipe; `ended` once it is empty and nobody can write into it.
+
+    Of a pipe that outlives its command (a session's), `cut` says which bytes are the command's: `left` of
+    them are still there, and behind them `stray` ones are nobody's.
+    """
 
     kind: Kind
     descriptor: int
     ended: bool = False
+    left: int | None = None
+    stray: int = 0
 
     def waiting(self, *, abandoned: bool = False) -> int:
         """Bytes in the pipe; 0 also ends it when it is closed, or `abandoned`: all writers were killed."""
         if self.ended:
             return 0
+        if self.left is not None:
+            self.ended = self.left == 0
+            return min(self.left, waiting(self.descriptor))
         shut = abandoned or closed(self.descriptor)
         count = waiting(self.descriptor)
         self.ended = shut and count == 0
         return count
 
+    def took(self, length: int) -> None:
+        """So many bytes were moved out of the pipe."""
+        if self.left is not None:
+            self.left -= length
+
     def drop(self) -> None:
         """Throw away what is in the pipe."""
         with contextlib.suppress(BlockingIOError):
-            os.read(self.descriptor, DROP_BYTES)
+            most = DROP_BYTES if self.left is None else min(DROP_BYTES, self.left)
+            self.took(len(os.read(self.descriptor, most)))
+
+    def cut(self) -> None:
+        """What comes from now on is not the command's; a second time: what has come since is nobody's."""
+        count = waiting(self.descriptor)
+        if self.left is None:
+            self.left = count
+        else:
+            self.stray = max(0, count - self.left)
+
+    def clear(self) -> None:
+        """Throw away what was the command's, and what is nobody's."""
+        rest, self.left, self.stray = (self.left or 0) + self.stray, 0, 0
+        with contextlib.suppress(BlockingIOError):
+            while rest > 0 and (dropped := len(os.read(self.descriptor, min(rest, DROP_BYTES)))):
+                rest -= dropped
 
 
 class Pipes:
@@ -82,7 +112,17 @@ class Pipes:
 
     def shut(self) -> bool:
         """Whether nothing more can come, whatever the pipes still hold."""
-        return closed(self.out.descriptor) and closed(self.err.descriptor)
+        return all(pipe.left is not None or closed(pipe.descriptor) for pipe in (self.out, self.err))
+
+    def cut(self) -> None:
+        """See Pipe."""
+        self.out.cut()
+        self.err.cut()
+
+    def clear(self) -> None:
+        """See Pipe."""
+        self.out.clear()
+        self.err.clear()
 
     @property
     def ended(self) -> bool:

@@ -25,7 +25,7 @@ def due(sandbox: Sandbox, *, now: float, monotonic: float) -> str | None:
     if now * 1000 >= sandbox.record.expires:
         return "its time to live is over"
     idle = sandbox.record.spec.idle_ttl
-    if idle is not None and not sandbox.running and monotonic - sandbox.used >= idle:
+    if idle is not None and not sandbox.busy and monotonic - sandbox.used >= idle:
         return f"it was idle for {idle:g} s"
     return None
 
@@ -38,7 +38,7 @@ async def reap(node: Node, ending: Ending) -> None:
             await node.journal.expire()
             expiry = time.monotonic() + EXPIRE_EVERY
         for sandbox in node.sandboxes:
-            if sandbox.running:
+            if sandbox.busy:
                 sandbox.used = time.monotonic()
             reason = due(sandbox, now=time.time(), monotonic=time.monotonic())
             if reason is not None and sandbox.ending is None:

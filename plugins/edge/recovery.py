@@ -147,7 +147,8 @@ class Recovery:
             sandbox.oom_kills = await driver.oom_kills(sandbox.id)
         for command in kept:
             await self._command(sandbox, command)
-        await self._never_started(sandbox, {command.id for command in kept})
+        begun = await self._turns(sandbox)
+        await self._never_started(sandbox, begun | {command.id for command in kept})
         self._channels.watch(sandbox)
 
     async def _failed(self, sandbox: Sandbox, error: DsecError) -> None:
@@ -163,12 +164,27 @@ class Recovery:
             log.warning("%s: exec %s is not in the journal; it is ended", sandbox.id, exec_)
             await command.release()
             return
-        running = self._execs.run(sandbox, entry, command)
         last = await self._last(sandbox, exec_)
+        if entry.shell:
+            await self._execs.sessions.take_over(sandbox, entry, command, last)
+            return
+        running = self._execs.run(sandbox, entry, command)
         if running.stdin is not None:
             self._node.tasks.spawn(running.stdin.resume(eof=not entry.stdin_open), f"stdin of {exec_}")
         if not running.resume(last):
             self._node.tasks.spawn(_begin(running), f"start of {exec_}")
+
+    async def _turns(self, sandbox: Sandbox) -> set[str]:
+        """Go on with the commands of sessions; those that had begun."""
+        sessions = self._execs.sessions
+        begun = set()
+        for exec_, entry in sandbox.trajectory.entries.items():
+            if not entry.session or entry.ended:
+                continue
+            if await sessions.recover(sandbox, entry, await self._last(sandbox, exec_)):
+                begun.add(exec_)
+        sessions.settle(sandbox)
+        return begun
 
     async def _never_started(self, sandbox: Sandbox, kept: set[str]) -> None:
         """Execs that were journalled only: a repeated start shall start them."""

@@ -18,14 +18,13 @@ from typing import Final
 
 import orjson
 
-from dsec.bus.chronus.guest import Exec
 from dsec.bus.errors import BrokerDown, DsecError
 from dsec.bus.frames import INLINE_BYTES, Frame, Kind
 from dsec.bus.messages import Ended
 from dsec.bus.nats.appender import Stored
 from dsec.plugins.edge.budget import Credit, share
 from dsec.plugins.edge.execlog import ExecLog
-from dsec.plugins.edge.leader import SIGKILL, Leader
+from dsec.plugins.edge.leader import SIGKILL, Leader, Started
 from dsec.plugins.edge.pipes import Pipes, Scratch
 from dsec.plugins.edge.spool import Spool, remove
 from dsec.plugins.edge.stdin import Stdin
@@ -59,16 +58,17 @@ class Running:
     def __init__(
         self,
         entry: Entry,
-        command: Exec,
+        command: Started,
         log: ExecLog,
         base: Path,
         desk: Desk,
         released: Callable[[], object],
+        pipes: Pipes | None = None,
     ) -> None:
         self.entry = entry
         self.leader = Leader(entry, command, desk.tasks, self._changed)
         self.stdin = None if command.stdin is None else Stdin(command.stdin, self.leader.close_stdin, base)
-        self._pipes = Pipes(command.stdout, command.stderr)
+        self._pipes = pipes or Pipes(command.stdout, command.stderr)
         self._log = log
         self._base = base
         self._desk = desk
@@ -127,6 +127,8 @@ class Running:
         out, err, _ = share(*self._pipes.sizes(), min(self.entry.quota, INLINE_BYTES))
         first = spool.bring(Kind.STDOUT, self._pipes.out.descriptor, out)
         second = spool.bring(Kind.STDERR, self._pipes.err.descriptor, err)
+        self._pipes.out.took(len(first))
+        self._pipes.err.took(len(second))
         meta = orjson.dumps({"exec": self.entry.exec, "started": int(self.entry.started * 1000)})
         answer, stored = self._log.started(meta, first, second)
         self._stream_on(spool)
@@ -156,6 +158,10 @@ class Running:
         self._credit.detach()
         self.leader.lost()
         self._changed()
+
+    def leave(self) -> None:
+        """The node stops: the command goes on without it. Repeatable."""
+        self.leader.leave()
 
     def forsake(self) -> None:
         """The sandbox was declared failed: whatever the command did is no result, and no end is told."""

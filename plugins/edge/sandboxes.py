@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dsec.bus import subjects
-from dsec.bus.chronus.guest import Guest
+from dsec.bus.chronus.guest import Exit, Guest
 from dsec.bus.driver import CountsOom, Driver, Handle
 from dsec.bus.errors import (
     AgentCrippled,
@@ -32,6 +32,7 @@ from dsec.bus.registrar import Registrar, tombstone
 from dsec.bus.spec import Limits
 from dsec.plugins.edge.journal import Journal, Row
 from dsec.plugins.edge.running import Desk, Running
+from dsec.plugins.edge.session import Shell
 from dsec.plugins.edge.states import change
 from dsec.plugins.edge.trajectory import Trajectory
 
@@ -55,7 +56,9 @@ class Sandbox:
     trajectory: Trajectory
     env: dict[str, str]
     desk: Desk = field(init=False)
-    running: dict[str, Running] = field(default_factory=dict)
+    running: dict[str, Running | Shell] = field(default_factory=dict)
+    sessions: dict[str, Exit] = field(default_factory=dict)
+    """How those ended that have."""
     starting: dict[str, asyncio.Future[bytes]] = field(default_factory=dict)
     logs: dict[str, int] = field(default_factory=dict)
     used: float = field(default_factory=time.monotonic)
@@ -70,6 +73,11 @@ class Sandbox:
     @property
     def id(self) -> str:
         return self.record.sandbox
+
+    @property
+    def busy(self) -> bool:
+        """Whether a command runs; a session that waits for one is no use."""
+        return any(not isinstance(running, Shell) for running in self.running.values())
 
     def inside(self) -> Guest:
         """The agent inside. Raises SpecError for a paused sandbox, or what the sandbox failed of."""
@@ -113,7 +121,7 @@ class Sandbox:
         if self.guest is not None:
             self.guest.close()
         for running in self.running.values():
-            running.leader.leave()
+            running.leave()
         self.trajectory.close()
 
 

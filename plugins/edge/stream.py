@@ -89,7 +89,7 @@ class Stream:
 
     def _spool_some(self, pipe: Pipe, length: int) -> None:
         try:
-            self._spool.take(pipe.kind, pipe.descriptor, length)
+            pipe.took(self._spool.take(pipe.kind, pipe.descriptor, length))
         except DiskFull:
             self._spool.forget(self._stored, PAGE)
             self._crowded = True  # the command is held back by its pipe until there is memory again

@@ -31,6 +31,12 @@ class Entry:
     quota: int
     detach: bool = False
     stdin_open: bool = False
+    shell: str = ""
+    """Of a session: what it runs."""
+    session: str = ""
+    """Of a command in a session: the exec of that."""
+    begun: bool = False
+    """The session was given it."""
     ended: dict[str, Any] = field(default_factory=dict)
 
 
@@ -62,8 +68,15 @@ class Trajectory:
                 "quota": entry.quota,
                 "detach": entry.detach,
                 "stdin_open": entry.stdin_open,
+                "shell": entry.shell,
+                "session": entry.session,
             }
         )
+
+    def begin(self, exec_: str) -> None:
+        """The session has been given it."""
+        with contextlib.suppress(DiskFull):
+            self._append({"exec": exec_, "begun": True})
 
     def failed(self, exec_: str) -> None:
         """It could not be started, and may be tried again under the same id; a restart finds that, too."""
@@ -104,6 +117,8 @@ def _read(path: Path) -> tuple[dict[str, Entry], int]:
             last = max(last, entry.log)
         elif "failed" in line:
             entries.pop(line["exec"], None)
+        elif "begun" in line and line["exec"] in entries:
+            entries[line["exec"]].begun = True
         elif line["exec"] in entries:
             entries[line["exec"]].ended = line["ended"]
     return entries, last

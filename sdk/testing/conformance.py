@@ -6,6 +6,7 @@ from dsec.sdk.testing.isolation import IsolationSuite
 from dsec.sdk.testing.lifecycle import LifecycleSuite
 from dsec.sdk.testing.output import OutputSuite
 from dsec.sdk.testing.recovery import RecoverySuite, split, victim
+from dsec.sdk.testing.sessions import SessionSuite, sh
 
 __all__ = [
     "ExecSuite",
@@ -14,6 +15,8 @@ __all__ = [
     "LifecycleSuite",
     "OutputSuite",
     "RecoverySuite",
+    "SessionSuite",
+    "sh",
     "split",
     "victim",
 ]
@@ -32,6 +35,10 @@ class TestOutput(OutputSuite):
 
 
 class TestFiles(FileSuite):
+    pass
+
+
+class TestSessions(SessionSuite):
     pass
 
 

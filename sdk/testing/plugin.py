@@ -16,7 +16,7 @@ from dsec.sdk.testing import platform
 pytest.register_assert_rewrite(
     *(
         f"dsec.sdk.testing.{name}"
-        for name in ("execs", "files", "isolation", "lifecycle", "output", "recovery")
+        for name in ("execs", "files", "isolation", "lifecycle", "output", "recovery", "sessions")
     )
 )
 
@@ -68,9 +68,20 @@ async def home(tmp_path_factory: pytest.TempPathFactory, base_file: Path) -> Pat
     return directory
 
 
+async def default_functions() -> Path:
+    """As `default_base`, of the layer for stateless calls."""
+    (images,) = entry_points(group="dsec.images")
+    return Path(await images.load().default_functions())
+
+
 async def add_base(home: Path, base_file: Path) -> None:
     """Import the base layer as `base` into the catalog of `home`'s node."""
     await platform.command("image", "import", "--home", str(home), "--kind", "base", "base", str(base_file))
+
+
+async def add_functions(home: Path, image: Path) -> None:
+    """Import the layer of stateless calls as `functions`, where those run that name no image."""
+    await platform.command("image", "import", "--home", str(home), "--kind", "base", "functions", str(image))
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

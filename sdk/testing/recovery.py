@@ -16,9 +16,10 @@ from dsec.bus.errors import DsecError, Failure
 from dsec.bus.messages import Ended
 from dsec.sdk import Client, Sandbox
 from dsec.sdk.spec_args import LimitArgs, SpecArgs
-from dsec.sdk.testing import platform, traces
+from dsec.sdk.testing import pace, platform, traces
 from dsec.sdk.testing.plugin import add_base
 
+ROLLOUTS = pace.fewer(100)
 COUNT = "i=0; while [ $i -lt {lines} ]; do echo line $i; i=$((i+1)); [ $((i % 500)) = 0 ] && sleep 0.05; done"
 
 
@@ -89,7 +90,7 @@ class RecoverySuite:
             readers = [asyncio.create_task(one.wait()) for one in running]
             await asyncio.sleep(0.15)
             await split.strike(victim)
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(pace.within(60)):
                 results = await asyncio.gather(*readers)
             expected = "".join(f"line {i}\n" for i in range(4000))
             assert [result.stdout == expected for result in results] == [True] * 6
@@ -100,14 +101,14 @@ class RecoverySuite:
     ) -> None:
         spec: SpecArgs = {"backend": backend, "image": "base", "limits": _small(offered)}
         async with split.control.client() as client:
-            workers = [asyncio.create_task(_work(client, spec, number)) for number in range(100)]
+            workers = [asyncio.create_task(_work(client, spec, number)) for number in range(ROLLOUTS)]
             await asyncio.sleep(1.0)
             await split.strike(victim)
-            async with asyncio.timeout(110):
+            async with asyncio.timeout(pace.within(110)):
                 outcomes = await asyncio.gather(*workers)
             acknowledged = [outcome.id for outcome in outcomes if isinstance(outcome, Sandbox)]
             failures = [outcome for outcome in outcomes if isinstance(outcome, DsecError)]
-            assert len(acknowledged) + len(failures) == 100
+            assert len(acknowledged) + len(failures) == ROLLOUTS
             assert all(error.failure is Failure.INFRA for error in failures)
             listed = {record.sandbox async for record in client.list() if record.state == "running"}
             assert len(set(acknowledged)) == len(acknowledged)
@@ -116,6 +117,17 @@ class RecoverySuite:
             await asyncio.gather(*(_destroy(client, name) for name in listed))
         assert await asyncio.to_thread(traces.of, split.home, *acknowledged, *listed) == []
         assert not [point for point in traces.mounts_under(split.home) if "/sandboxes/" in point]
+
+    async def test_each_command_of_a_session_runs_once_over_kills(
+        self, split: Split, backend: str, victim: str
+    ) -> None:
+        async with split.control.client() as client, client.sandbox(backend=backend, image="base") as sandbox:
+            talks = [asyncio.create_task(_talk(sandbox, number)) for number in range(8)]
+            for _ in range(2 if victim == "edge" else 1):
+                await asyncio.sleep(0.5)
+                await split.strike(victim)
+            async with asyncio.timeout(60):
+                await asyncio.gather(*talks)
 
     async def test_a_dead_inside_is_told_as_the_sandboxes_own_fault(
         self, client: Client, backend: str, offered: frozenset[str]
@@ -147,6 +159,16 @@ async def _work(client: Client, spec: SpecArgs, number: int) -> Sandbox | DsecEr
     except DsecError as error:
         return error
     return sandbox
+
+
+async def _talk(sandbox: Sandbox, number: int) -> None:
+    """Commands that count in the shell itself and in what they print, some of them long ones."""
+    async with sandbox.session(key=f"talk-{number}") as sh:
+        for turn in range(1, 21):
+            script = f"n=$((n+1)); echo {number} $n; sleep 0.0{turn % 10}; seq $((n * 100)); (exit $n)"
+            result = await sh.run(script, key=f"talk-{number}-{turn}")
+            assert result.code == turn
+            assert result.stdout == f"{number} {turn}\n" + "".join(f"{i}\n" for i in range(1, turn * 100 + 1))
 
 
 async def _destroy(client: Client, name: str) -> None:

@@ -18,6 +18,7 @@ from dsec.sdk import (
     Record,
     Result,
     Sandbox,
+    Session,
     State,
     trace,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "Record",
     "Result",
     "Sandbox",
+    "Session",
     "State",
     "trace",
 ]

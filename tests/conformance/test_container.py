@@ -3,9 +3,9 @@
 import pytest
 
 from dsec.sdk.testing import conformance
-from dsec.sdk.testing.conformance import split, victim
+from dsec.sdk.testing.conformance import sh, split, victim
 
-__all__ = ["split", "victim"]
+__all__ = ["sh", "split", "victim"]
 
 pytestmark = pytest.mark.node
 
@@ -23,6 +23,10 @@ class TestOutput(conformance.OutputSuite):
 
 
 class TestFiles(conformance.FileSuite):
+    pass
+
+
+class TestSessions(conformance.SessionSuite):
     pass
 
 

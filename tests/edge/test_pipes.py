@@ -72,3 +72,31 @@ def test_pipes_take_turns(pipe: tuple[int, int]) -> None:
     pipes = Pipes(pipe[0], pipe[0])
     firsts = [pipes.in_turn()[0].kind for _ in range(4)]
     assert firsts == [Kind.STDOUT, Kind.STDERR] * 2
+
+
+def test_a_cut_pipe_ends_with_what_was_in_it(pipe: tuple[int, int]) -> None:
+    read, write = pipe
+    os.write(write, b"mine")
+    one = Pipe(Kind.STDOUT, read)
+    one.cut()
+    os.write(write, b"yours")
+    assert one.waiting() == 4
+    assert os.read(read, 3) == b"min"
+    one.took(3)
+    assert (one.waiting(), one.ended) == (1, False)
+    one.drop()
+    assert (one.waiting(), one.ended) == (0, True)
+    assert os.read(read, 9) == b"yours"
+
+
+def test_what_comes_between_two_cuts_is_nobodys(pipe: tuple[int, int]) -> None:
+    read, write = pipe
+    one = Pipe(Kind.STDOUT, read)
+    os.write(write, b"mine")
+    one.cut()
+    os.write(write, b"nobody's")
+    one.cut()
+    os.write(write, b"next")
+    assert one.waiting() == 4
+    one.clear()
+    assert os.read(read, 9) == b"next"
