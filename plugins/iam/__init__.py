@@ -37,13 +37,13 @@ from dsec.bus.nats.credentials import Credentials, Role
 from dsec.bus.nats.wire import AUTH_TIMEOUT
 from dsec.bus.projects import ROOT
 from dsec.bus.transport import Bus, Received
-from dsec.plugins.iam import rotation
+from dsec.plugins.iam import bundle, rotation
 from dsec.plugins.iam.callout import SUBJECT, Attempt, admission, attempt_in, check, refusal
 from dsec.plugins.iam.ending import Ending
 from dsec.plugins.iam.entries import Identity
 from dsec.plugins.iam.former import take_over
 from dsec.plugins.iam.issuer import Issuer
-from dsec.plugins.iam.pending import EVERY, Order, Pending
+from dsec.plugins.iam.pending import AUDITED, EVERY, Order, Pending
 from dsec.plugins.iam.service import Service
 from dsec.plugins.iam.store import Store
 
@@ -94,13 +94,15 @@ class Iam:
 
     @classmethod
     def prepare(cls, home: Home, *, nodes: Iterable[str] = ()) -> Prepared:
-        """Make what is missing: issuer key, credentials of every role, of `nodes`, and of `u-admin`.
+        """Make what is missing: issuer key, credentials of every role, of `nodes`, and of `u-admin` (not in a
+        home that joined an installation: the first one has it).
 
         Repeatable; credentials that are there stay as they are. Raises OSError, BadId, InfraError.
         """
         wanted = [Credentials.new(role) for role in CONTROL_ROLES]
         wanted += [Credentials.new(Role.EDGE, node=ids.check("node", node)) for node in nodes]
-        wanted += [Credentials.new(Role.TENANT, project=DEFAULT_PROJECT, principal=DEFAULT_PRINCIPAL)]
+        if not bundle.joined(home):
+            wanted += [Credentials.new(Role.TENANT, project=DEFAULT_PROJECT, principal=DEFAULT_PRINCIPAL)]
         for fresh in wanted:
             _ensure(home, fresh)
         return Prepared(rotation.present(home), home.credentials)
@@ -156,7 +158,7 @@ class Iam:
         ):
             auditor = Auditor(appender, "iam")
             await take_over(context.home, issuer.public, store)
-            orders = _Orders(pending, store, ending)
+            orders = _Orders(pending, store, ending, auditor)
             await orders.obey()
             async with (
                 cls(bus, orders, issuer, auditor).answering(),
@@ -207,10 +209,11 @@ class Iam:
 class _Orders:
     """The bucket as it is once the operator's orders in this home are carried out."""
 
-    def __init__(self, pending: Pending, store: Store, ending: Ending) -> None:
+    def __init__(self, pending: Pending, store: Store, ending: Ending, auditor: Auditor) -> None:
         self._pending = pending
         self._store = store
         self._ending = ending
+        self._auditor = auditor
 
     async def find(self, public: str) -> Identity | None:
         await self.obey()
@@ -218,7 +221,11 @@ class _Orders:
 
     async def obey(self) -> None:
         done = await self._pending.take_in(self._store)
-        self._ending.end([order.member.owner for order in done if order.verb in {"remove", "rotate"}])
+        given = [order for order in done if order.verb in AUDITED]
+        for order in given:
+            address = subjects.Address("iam", order.verb, order.member.project or "none", "operator")
+            self._auditor.note(address, "pending", outcome="ok", target=order.member.owner)
+        self._ending.end([order.member.owner for order in given if order.verb != "add"])
 
     @contextlib.asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:

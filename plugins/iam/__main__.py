@@ -70,7 +70,11 @@ def _rotate(home: Home, chosen: argparse.Namespace) -> str:
         with home.held("control"):
             rotation.settle(home)
     except AlreadyRunning:
-        os.kill(int(home.ready()["pid"]), signal.SIGHUP)
+        ready = home.ready()
+        if "broker_pid" not in ready:
+            rotation.settle(home)
+            return "now write the configuration of every server of the broker anew, and start it with that"
+        os.kill(int(ready["pid"]), signal.SIGHUP)
         _until(lambda: not list(home.path.glob(f"*/**/*{rotation.NEXT}")), "`dsec up` has not taken it up")
     return ""
 

@@ -20,6 +20,7 @@ from dsec.plugins.iam.issuer import NAME
 
 _ROLES: Final = (Role.IAM, Role.CORE, Role.SCHEDULER, Role.JOURNAL, Role.OPERATOR)
 MEMBERS: Final = (f"parts/iam/{NAME}", *(f"credentials/{role}.json" for role in _ROLES))
+_JOINED: Final = "joined"
 _MOST: Final = 64 * 1024
 
 
@@ -64,5 +65,11 @@ def bring_in(home: Home, file: Path) -> None:
     found = read(file)
     if (home.broker / "jetstream").exists():
         raise Conflict(f"{home.path} is an installation of its own: choose another home")
+    write_private(home.part("iam") / _JOINED, "")
     for name, content in found.items():
         write_private(home.path / name, content)
+
+
+def joined(home: Home) -> bool:
+    """Whether the home runs parts of an installation that began elsewhere."""
+    return (home.part("iam") / _JOINED).exists()

@@ -24,12 +24,14 @@ from dsec.bus.files import write_private
 from dsec.bus.nats.credentials import Credentials
 from dsec.plugins.iam.directory import rotated
 from dsec.plugins.iam.entries import Member
-from dsec.plugins.iam.store import Store
+from dsec.plugins.iam.store import MOST_CHANGES, Store
 from dsec.plugins.iam.tables import Tables
 
 log = logging.getLogger(__name__)
 
 EVERY: Final = 1.0
+AUDITED: Final = frozenset(("add", "rotate", "remove"))
+"""What an operator asked for; the others are the start of an installation."""
 Verb = Literal["add", "ensure", "replace", "rotate", "remove"]
 
 
@@ -107,14 +109,11 @@ class Pending:
             return []
         done: list[Order] = []
         async with self._alone():
-            for path in self.waiting():
-                order = Order.decoded(path.read_bytes())
-                try:
-                    await store.change(order.carry_out)
-                    done.append(order)
-                except (Conflict, GoneError) as error:
-                    log.error("%s %s: %s", order.verb, order.member.owner, error.message)  # noqa: TRY400 - told whole
-                path.unlink(missing_ok=True)
+            while paths := self.waiting()[:MOST_CHANGES]:
+                orders = [Order.decoded(path.read_bytes()) for path in paths]
+                done += await _carried_out(store, orders)
+                for path in paths:
+                    path.unlink(missing_ok=True)
         return done
 
     @contextlib.asynccontextmanager
@@ -127,6 +126,24 @@ class Pending:
             yield
         finally:
             os.close(lock)
+
+
+async def _carried_out(store: Store, orders: list[Order]) -> list[Order]:
+    """All at once, or, if one of them cannot be done, half after half without it."""
+
+    def work(tables: Tables) -> None:
+        for order in orders:
+            order.carry_out(tables)
+
+    try:
+        await store.change(work)
+    except (Conflict, GoneError) as error:
+        if half := len(orders) // 2:
+            first = await _carried_out(store, orders[:half])
+            return first + await _carried_out(store, orders[half:])
+        log.error("%s %s: %s", orders[0].verb, orders[0].member.owner, error.message)  # noqa: TRY400 - told whole
+        return []
+    return orders
 
 
 def _locked(descriptor: int) -> bool:

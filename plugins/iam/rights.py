@@ -74,6 +74,9 @@ def _edge(node: str) -> Rights:
             subjects.SCHED_VETO,
             *(f"driver.{verb}.{node}.*" for verb in subjects.DRIVER_VERBS),
             *_plugin("edge", node),
+            # stateless calls are done by the same node, over a connection of their own
+            "audit.fncall.>",
+            *_plugin("fncall", node),
             # only with the subject in the subject: a filter in the body would read other nodes' records
             f"{API}.DIRECT.GET.EXEC.{own[0]}",
             f"{API}.DIRECT.GET.EVENT.{own[1]}",
@@ -88,6 +91,8 @@ def _edge(node: str) -> Rights:
             *subjects.node_requests(node),
             *(subjects.driver_news(verb, node) for verb in subjects.DRIVER_NEWS),
             *_service("edge", node),
+            subjects.served("fn", "call"),
+            f"plugin.drain.fncall.{node}",
         ),
         answer_within=150.0,  # a create from a cold image may take the client's whole 120 s
     )

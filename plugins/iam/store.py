@@ -14,14 +14,15 @@ import contextlib
 import logging
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import orjson
 
 from dsec.bus import registry, subjects
 from dsec.bus.errors import BrokerDown, DeadlineExceeded, InfraError, NodeLost
 from dsec.bus.ids import tail
-from dsec.bus.nats.directget import PATIENCE, TIMEOUT, DirectGet, answer_of, ask
+from dsec.bus.nats.cluster import survey
+from dsec.bus.nats.directget import PATIENCE, TIMEOUT, DirectGet, answer_of, ask, patiently
 from dsec.bus.spec import MIB
 from dsec.bus.transport import Bus, Received
 from dsec.plugins.iam.entries import BEHIND, Identity, headers_of
@@ -213,11 +214,23 @@ class Store:
 
 
 async def _ensure(bus: Bus) -> None:
-    """Make the bucket unless it is there."""
-    if "error" not in answer_of(await ask(bus, _INFO, b"")):
+    """Make the bucket unless it is there, with as many replicas as the servers allow."""
+    replicas = (await patiently(lambda: survey(bus))).replicas
+    held = answer_of(await ask(bus, _INFO, b"")).get("config")
+    wanted = {**(held or registry.identities().as_dict()), "num_replicas": replicas}
+    if held is None:
+        verb = "CREATE"
+    elif int(held["num_replicas"]) < replicas:
+        verb = "UPDATE"
+    else:
         return
-    body = orjson.dumps(registry.identities().as_dict())
-    answer = answer_of(await ask(bus, f"$JS.API.STREAM.CREATE.{STREAM}", body))
+    await patiently(lambda: _asked_for(bus, verb, wanted))
+
+
+async def _asked_for(bus: Bus, verb: str, config: Mapping[str, Any]) -> None:
+    answer = answer_of(await bus.request(f"$JS.API.STREAM.{verb}.{STREAM}", orjson.dumps(config), timeout=5))
     error = answer.get("error")
+    if error and int(error.get("code", 0)) >= 500:
+        raise BrokerDown(f"the bucket of identities: {error.get('description')}")
     if error and error.get("err_code") != registry.IN_USE:
         raise InfraError(f"the bucket of identities: {error.get('description')}")

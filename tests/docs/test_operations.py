@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from dsec.bus.home import Home
+from dsec.bus.ids import node_of
 from dsec.bus.nats.credentials import Credentials
 from dsec.bus.nats.wire import Wire
 from dsec.bus.transport import Received
 from dsec.sdk import Sandbox
 from dsec.sdk.testing import platform
-from tests.docs.documents import commands, finished, shell
+from tests.docs.documents import ROOT, commands, finished, shell
 
 pytestmark = pytest.mark.node
 LINES = commands("docs/operations.md")
@@ -22,14 +23,34 @@ NATS = [
     match for line in LINES if (match := re.search(r"\bnats .*?(req|sub) '([^']+)'(?: '([^']*)')?", line))
 ]
 IDENTITIES = [line for line in LINES if re.search("p-lab|u-ann|n-second", line)]
+BACKUP = [line for line in LINES if "/backup" in line]
 KEYS = [line for line in LINES if line.startswith(("cd ", "python3 ", "export "))]
 
 
 async def test_identities_are_made_and_removed_as_told(live: platform.Part, home: Path) -> None:
-    assert len(IDENTITIES) == 4
+    assert len(IDENTITIES) == 6
     made = [(await finished(await shell(line, home))).strip() for line in IDENTITIES]
     files = [str(home / "credentials" / name) for name in ("u-ann.json", "n-second.json")]
-    assert made == ["p-lab", files[0], "u-ann", files[1]]
+    assert made == ["p-lab", files[0], files[0], "u-ann", files[1], ""]
+
+
+async def test_a_back_up_is_made_checked_and_restored_as_told(
+    live: platform.Part, home: Path, tmp_path: Path
+) -> None:
+    assert len(BACKUP) == 3
+    for line in BACKUP:
+        here = line.replace("/backup", str(tmp_path / "backup")).replace("/srv/dsec", str(tmp_path / "new"))
+        await finished(await shell(here, home))
+    assert (tmp_path / "new" / "broker" / "jetstream").is_dir()
+
+
+async def test_keys_are_rotated_as_told_and_the_platform_goes_on(
+    live: platform.Part, home: Path, sandbox: Sandbox
+) -> None:
+    assert "python -m dsec.plugins.iam rotate n-a" in (ROOT / "docs/operations.md").read_text()
+    for name in (node_of(sandbox.id), "core", "issuer"):
+        await finished(await shell(f"python -m dsec.plugins.iam rotate {name}", home))
+        assert (await sandbox.run("echo on")).stdout == "on\n"
 
 
 async def test_the_operators_key_is_extracted_as_told(live: platform.Part, home: Path) -> None:

@@ -14,14 +14,18 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from dsec.bus import registry
 from dsec.bus.errors import Conflict, InfraError, PolicyError, Unauthenticated
 from dsec.bus.home import Home
 from dsec.bus.host import Context
+from dsec.bus.messages import Audit
 from dsec.bus.nats.credentials import Credentials, Role
+from dsec.bus.nats.directget import DirectGet
 from dsec.bus.nats.wire import Wire
 from dsec.plugins.iam import Iam
 from dsec.plugins.iam.entries import Member
 from dsec.plugins.iam.issuer import Issuer
+from dsec.plugins.iam.pending import Order, Pending
 from dsec.plugins.iam.store import Store
 from dsec.plugins.iam.tables import Tables
 from dsec.sdk import Client
@@ -41,6 +45,15 @@ async def second_machine(stack: Stack, path: Path) -> AsyncIterator[Home]:
         Iam.running(wire, Context(home.part("iam"))),
     ):
         yield home
+
+
+@contextlib.asynccontextmanager
+async def broker_with_streams(path: Path) -> AsyncIterator[Stack]:
+    """Without AUDIT, iam's last words would be waited for."""
+    async with running_broker_with_iam(path) as stack:
+        async with stack.wire("core") as core:
+            await registry.ensure(core.jetstream, exec_bytes=64 << 20)
+        yield stack
 
 
 @contextlib.asynccontextmanager
@@ -129,6 +142,36 @@ async def test_a_revocation_on_one_machine_closes_the_door_of_the_other(stack: S
             await until(lambda: not wire.connected, within=6)
 
 
+async def test_what_an_operator_orders_in_a_home_is_audited(stack: Stack) -> None:
+    who = Iam.create_principal(stack.home, "p-ordered", "u-ordered")
+    async with Wire.connect(stack.url, who):
+        pass
+    async with stack.wire("operator") as operator, DirectGet.running(operator) as reader:
+        async with asyncio.timeout(5):
+            while (entry := await reader.newest("AUDIT", "audit.iam.add.p-ordered")) is None:  # noqa: ASYNC110 - a stream tells nobody
+                await asyncio.sleep(0.05)
+    told = Audit.model_validate_json(entry.data)
+    assert (told.op, told.principal, told.target, told.outcome) == ("iam.add", "operator", "u-ordered", "ok")
+
+
+async def test_of_many_orders_those_that_cannot_be_done_are_left_out(
+    stack: Stack, two: tuple[Store, Store], tmp_path: Path
+) -> None:
+    """A name of another home, in the middle of five hundred; the others all come to be."""
+    taken = member("u-order-250")
+    await two[0].change(lambda tables: tables.add_member(taken))
+    pending = Pending(tmp_path)
+    for number in range(500):
+        pending.note(Order("add", member(f"u-order-{number}")))
+    done = await pending.take_in(two[1])
+    assert len(done) == 499
+    assert not pending.waiting()
+    found = (await two[0].fresh()).member("u-order-250")
+    assert found is not None
+    assert found.public == taken.public
+    assert (await two[0].fresh()).owner_exists("u-order-499")
+
+
 async def test_an_iam_that_was_away_has_missed_nothing(stack: Stack, two: tuple[Store, Store]) -> None:
     one, other = two
     gone, new = member("u-away-gone"), member("u-away-new")
@@ -149,7 +192,7 @@ async def test_after_the_broker_was_killed_identities_are_there_and_clients_come
     tmp_path: Path,
 ) -> None:
     """A hundred at once, each judged from what is fresh."""
-    async with running_broker_with_iam(tmp_path) as stack, contextlib.AsyncExitStack() as connections:
+    async with broker_with_streams(tmp_path) as stack, contextlib.AsyncExitStack() as connections:
         admin = await connections.enter_async_context(Client(stack.url, stack.credentials("u-admin")))
         made = [await admin.principals.create(f"u-crowd-{number}") for number in range(10)]
         wires = [
@@ -199,7 +242,7 @@ async def test_the_store_of_an_older_version_is_taken_over_once(tmp_path: Path) 
             database.execute("INSERT INTO identity VALUES (?, ?, ?, ?, ?, ?, ?)", row)
         database.execute("INSERT INTO principal VALUES ('u-lab', 'iam sandbox', 'u-admin')")
         database.execute("INSERT INTO project VALUES ('p-lab', 'p-default', '{\"sandboxes\": 7}', 1.0)")
-    async with running_broker_with_iam(tmp_path) as stack:
+    async with broker_with_streams(tmp_path) as stack:
         for who in (known[0], known[1], lab):
             async with Wire.connect(stack.url, who):
                 pass
@@ -211,7 +254,7 @@ async def test_the_store_of_an_older_version_is_taken_over_once(tmp_path: Path) 
             await admin.principals.revoke("u-lab")
     assert not (home.part("iam") / "identities.sqlite3").exists()
     (home.part("iam") / "identities.sqlite3.moved").rename(home.part("iam") / "identities.sqlite3")
-    async with running_broker_with_iam(tmp_path) as stack:
+    async with broker_with_streams(tmp_path) as stack:
         with pytest.raises(Unauthenticated):
             async with Wire.connect(stack.url, lab):
                 pass

@@ -4,6 +4,8 @@ import asyncio
 import dataclasses
 import os
 import shutil
+import signal
+import sys
 import time
 from pathlib import Path
 
@@ -99,6 +101,7 @@ def test_credentials_of_elsewhere_are_not_rotated_here(tmp_path: Path) -> None:
             rotate(Home(tmp_path), owner)
 
 
+@pytest.mark.slow
 async def test_every_key_is_rotated_under_load_and_nothing_fails(tmp_path: Path) -> None:
     """Parts, a node, iam and the issuer in turn; creates go on, what lives stays, old keys are worthless."""
     async with plane(tmp_path) as control, control.nodes() as nodes, control.client() as client:
@@ -131,6 +134,35 @@ async def test_every_key_is_rotated_under_load_and_nothing_fails(tmp_path: Path)
         assert {first.id, *made} <= seen
 
 
+@pytest.mark.kill
+async def test_an_iam_of_a_second_machine_serves_when_the_first_is_stopped(tmp_path: Path) -> None:
+    """Its home has what was exported, and it runs as the manual tells."""
+    async with plane(tmp_path / "one") as control, control.client() as client:
+        second = Home(tmp_path / "two")
+        export(control.home, tmp_path / "bundle")
+        bring_in(second, tmp_path / "bundle")
+        made = await client.principals.create("u-both")
+        pid = int(control.home.ready()["pid"])
+        run = ("plugin", "run", "iam", "--broker", control.part.url, "--home", str(second.path), "--json")
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "dsec.sdk.cli", *run),
+            *("--credentials", str(second.credentials / "iam.json")),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        try:
+            assert process.stdout is not None
+            assert await asyncio.wait_for(process.stdout.readline(), 30)
+            os.kill(pid, signal.SIGSTOP)  # the broker is a process of its own
+            try:
+                async with Wire.connect(control.part.url, made, timeout=20):
+                    pass
+            finally:
+                os.kill(pid, signal.SIGCONT)
+        finally:
+            process.terminate()
+            await process.wait()
+
+
 async def test_a_rotation_that_was_cut_off_is_finished_by_the_next_start(tmp_path: Path) -> None:
     """Killed between the next keys and the broker's restart: the old ones count until then."""
     home = Home(tmp_path)
@@ -154,6 +186,7 @@ def test_a_second_machine_gets_the_control_plane_in_one_private_file(tmp_path: P
         export(first, tmp_path / "bundle")
     bring_in(second, tmp_path / "bundle")
     assert Iam.prepare(second).auth == prepared.auth
+    assert not (second.credentials / "u-admin.json").exists(), "the first machine's key must stay good"
     for name in MEMBERS:
         assert (second.path / name).read_bytes() == (first.path / name).read_bytes()
         assert (second.path / name).stat().st_mode & 0o777 == 0o600
