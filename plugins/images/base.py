@@ -1,8 +1,10 @@
-"""The base layer `debian-12-python`: a minimal Debian 12 with Python, built on this machine by mmdebstrap.
+"""The base layers, built on this machine by mmdebstrap: `debian-12-python`, a minimal Debian 12 with Python,
+and `debian-12-functions`, for stateless calls: with numpy and compilers of C and C++ as well.
 
 Packages come from the Debian sources that the host's own apt uses, other sources of the host are left out.
-The image is kept in a cache outside the checkout with its sha256 beside it; it is verified on every use and
-built again when it is wrong. `python -m dsec.plugins.images` builds or verifies it and prints its path.
+An image is kept in a cache outside the checkout with its sha256 beside it; it is verified on every use and
+built again when it is wrong. `python -m dsec.plugins.images [functions]` builds or verifies one and prints
+its path.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import hashlib
 import os
 import re
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +24,7 @@ from dsec.bus.errors import MissingTool
 from dsec.plugins.images import erofs, threads, tree
 
 NAME: Final = "debian-12-python"
+FUNCTIONS: Final = "debian-12-functions"
 _SUITE: Final = "bookworm"
 _KEYRING: Final = "debian-archive-keyring"
 _LINE: Final = re.compile(
@@ -29,6 +32,7 @@ _LINE: Final = re.compile(
 )
 _PACKAGES: Final = ("usr-is-merged", "python3", "procps")
 """`usr-is-merged` stands in for `usrmerge`, which would bring all of Perl."""
+_MORE: Final = ("python3-numpy", "gcc", "g++", "libc6-dev")
 _UNWANTED: Final = ("man", "doc", "info", "locale", "lintian", "i18n", "bash-completion")
 _CLEAN: Final = """set -e; cd "$1"
 rm -rf etc/apt/sources.list.d/* etc/apt/apt.conf.d/99mmdebstrap etc/dpkg/dpkg.cfg.d/99mmdebstrap var/log/* \
@@ -48,23 +52,32 @@ async def base_image(tell: Callable[[str], None] = lambda _: None) -> Path:
 
     Raises MissingTool, DiskFull, InfraError.
     """
-    image = cache() / "images" / f"{NAME}-{_recipe()}.erofs"
+    return await _cached(NAME, _PACKAGES, "base.lock", tell)
+
+
+async def functions_image(tell: Callable[[str], None] = lambda _: None) -> Path:
+    """As `base_image`, of the layer for stateless calls (about 60 s)."""
+    return await _cached(FUNCTIONS, (*_PACKAGES, *_MORE), "functions.lock", tell)
+
+
+async def _cached(name: str, packages: Sequence[str], lock: str, tell: Callable[[str], None]) -> Path:
+    image = cache() / "images" / f"{name}-{_recipe(packages)}.erofs"
     image.parent.mkdir(parents=True, exist_ok=True)
-    async with _alone(image.parent / "base.lock"):
+    async with alone(image.parent / lock):
         if await asyncio.to_thread(_is_sound, image):
-            tell(f"{NAME}: verified, {image.stat().st_size / 1e6:.0f} MB")
+            tell(f"{name}: verified, {image.stat().st_size / 1e6:.0f} MB")
         else:
-            await _build(image, tell)
+            await _build(image, name, packages, tell)
     return image
 
 
-def _recipe() -> str:
-    parts = (_SUITE, *_PACKAGES, *_UNWANTED, _CLEAN)
+def _recipe(packages: Sequence[str]) -> str:
+    parts = (_SUITE, *packages, *_UNWANTED, _CLEAN)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:8]
 
 
 @contextlib.asynccontextmanager
-async def _alone(lock: Path) -> AsyncIterator[None]:
+async def alone(lock: Path) -> AsyncIterator[None]:
     """One builder at a time, over all processes of the machine."""
     with lock.open("w") as file:
         while True:
@@ -87,25 +100,30 @@ def _digest_file(image: Path) -> Path:
     return image.with_suffix(".sha256")
 
 
-async def _build(image: Path, tell: Callable[[str], None]) -> None:
-    for leftover in image.parent.glob(".build-*"):  # of a killed build: this one holds the lock
+async def _build(image: Path, name: str, packages: Sequence[str], tell: Callable[[str], None]) -> None:
+    prefix = f".build-{name}-"
+    for leftover in image.parent.glob(f"{prefix}*"):  # of a killed build: this one holds the lock
         await threads.finish(lambda: tree.remove(leftover))  # noqa: B023  (awaited in the loop)
-    workshop = Path(tempfile.mkdtemp(prefix=".build-", dir=image.parent))
+    workshop = Path(tempfile.mkdtemp(prefix=prefix, dir=image.parent))
     try:
-        tell(f"{NAME}: unpacking Debian packages (about 20 s)")
-        await _debootstrap(workshop / "root")
-        tell(f"{NAME}: making the image")
+        tell(f"{name}: unpacking Debian packages")
+        await debootstrap(workshop / "root", packages)
+        tell(f"{name}: making the image")
         await erofs.build(workshop / "root", workshop / "image")
         await erofs.verify(workshop / "image")
         await asyncio.to_thread(_publish, workshop / "image", image)
-        tell(f"{NAME}: built, {image.stat().st_size / 1e6:.0f} MB")
+        tell(f"{name}: built, {image.stat().st_size / 1e6:.0f} MB")
     finally:
         await threads.finish(lambda: tree.remove(workshop))
 
 
-async def _debootstrap(root: Path) -> None:
+async def debootstrap(root: Path, packages: Sequence[str], hooks: Sequence[str] = ()) -> None:
+    """Unpack a minimal Debian 12 with `packages` into `root`; `hooks` are shell commands with `root` as $1.
+
+    Raises MissingTool, DiskFull, InfraError.
+    """
     if os.geteuid() != 0:
-        raise MissingTool("building the base layer needs root")
+        raise MissingTool("unpacking Debian packages needs root")
     excluded = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in _UNWANTED]
     await erofs.run(
         "mmdebstrap",
@@ -113,10 +131,10 @@ async def _debootstrap(root: Path) -> None:
         "--quiet",
         "--variant=essential",
         "--format=directory",
-        f"--include={','.join(_PACKAGES)}",
+        f"--include={','.join(packages)}",
         "--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr",
         *excluded,
-        f"--customize-hook={_CLEAN}",
+        *(f"--customize-hook={hook}" for hook in (*hooks, _CLEAN)),
         _SUITE,
         str(root),
         *debian_sources(),
