@@ -96,7 +96,7 @@ def _samples(load: Workload) -> Iterator[Sample]:
     yield names.BUSY, (), load.busy
     yield names.UNSERVED, (), 0
     for (noun, verb, project), tally in figures.requests.items():
-        endpoint = f"{noun}.{verb}"
+        endpoint = _endpoint(noun, verb)
         for code, failure, count in _outcomes(tally):
             yield names.REQUESTS, (endpoint, project, code, failure), count
         if overloaded := tally.codes.get(Overloaded.code, 0):
@@ -112,6 +112,10 @@ def _samples(load: Workload) -> Iterator[Sample]:
         yield from source()
 
 
+def _endpoint(noun: str, verb: str) -> str:
+    return f"{noun}.{verb}" if verb else noun
+
+
 def _outcomes(tally: Tally) -> Iterator[tuple[str, str, int]]:
     """Code, failure class and number; `ok` also when there was none yet, so that a rate has a beginning."""
     yield "ok", "", tally.count - sum(tally.codes.values())
@@ -122,6 +126,6 @@ def _outcomes(tally: Tally) -> Iterator[tuple[str, str, int]]:
 
 def _timed(found: Snapshot, labels: Labels, figures: Figures) -> None:
     for (noun, verb, _), tally in figures.requests.items():
-        found.time(names.REQUEST_SECONDS, (*labels, f"{noun}.{verb}"), tally)
+        found.time(names.REQUEST_SECONDS, (*labels, _endpoint(noun, verb)), tally)
     for (backend, project), tally in figures.creates.items():
         found.time(names.CREATE_SECONDS, (*labels, backend, project), tally)
