@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import orjson
 
+from dsec.benchmarks.load import SIM
 from dsec.benchmarks.measure import Cpu, Tell, accounting, percentile, scratch
 from dsec.benchmarks.parts import spawned
 from dsec.bus.errors import InfraError
@@ -35,12 +36,6 @@ NODES: Final = 160
 PROCESSES: Final = 2
 """Of simulated nodes: one for each core of the reference machine."""
 PROJECTS: Final = 50
-SIM: Final = {
-    "cpu": 1e6,
-    "memory": 1 << 50,
-    "sandboxes": 1_000_000,
-    "defaults": {"cpu": 0.1, "memory": 1 << 26},
-}
 SPEC: Final[dict[str, Any]] = {"backend": "sim", "image": "any"}
 LISTS: Final = 20
 

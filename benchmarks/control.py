@@ -17,14 +17,13 @@ import shutil
 import sys
 import tempfile
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import orjson
-
 from dsec.benchmarks.counting import Counted, counted
+from dsec.benchmarks.load import open_loop, sim_options
 from dsec.benchmarks.measure import Cpu, Tell, accounting, percentile, scratch
 from dsec.bus.errors import DsecError, InfraError, Overloaded
 from dsec.bus.nats.broker import Broker
@@ -37,15 +36,8 @@ from dsec.sdk.testing import platform
 UVLOOP: Final = True
 NODES: Final = 4
 WARM_UP: Final = 2.0
-TICK: Final = 0.002
 HASTE: Final = 1.0
 """Seconds of patience under overload: no more than `retry_after`, so that nothing is repeated."""
-SIM: Final = {
-    "cpu": 1e6,
-    "memory": 1 << 50,
-    "sandboxes": 1_000_000,
-    "defaults": {"cpu": 0.1, "memory": 1 << 26},
-}
 
 
 @dataclass(slots=True)
@@ -141,23 +133,7 @@ async def _offer(client: Client, load: Load, rate: float, seconds: float, **opti
         load.in_time += now <= end
         load.latencies.append((now - due) * 1e3)
 
-    load.offered = await _open_loop(rate, seconds, lambda due, n: one(due, f"{load.prefix}-{n}"))
-
-
-async def _open_loop(rate: float, seconds: float, work: Callable[[float, int], Awaitable[None]]) -> int:
-    """Begin `work(due, number)` when it is due; the number of works, all of which have ended."""
-    loop = asyncio.get_running_loop()
-    began, sent = loop.time(), 0
-    running: set[asyncio.Future[None]] = set()
-    while (now := loop.time()) < began + seconds:
-        while sent < (now - began) * rate:
-            task = asyncio.ensure_future(work(began + sent / rate, sent))
-            running.add(task)
-            task.add_done_callback(running.discard)
-            sent += 1
-        await asyncio.sleep(TICK)
-    await asyncio.gather(*running)
-    return sent
+    load.offered = await open_loop(rate, seconds, lambda due, n: one(due, f"{load.prefix}-{n}"))
 
 
 async def _floor(rate: float, seconds: float) -> float:
@@ -183,7 +159,7 @@ async def _floor(rate: float, seconds: float) -> float:
                 latencies.append((loop.time() - due) * 1e3)
 
             await server.subscribe("floor", answer)
-            await _open_loop(rate, seconds, one)
+            await open_loop(rate, seconds, one)
     finally:
         await asyncio.to_thread(shutil.rmtree, home, ignore_errors=True)
     return round(percentile(latencies, 0.99), 2)
@@ -204,10 +180,9 @@ async def _platform(tell: Tell) -> AsyncIterator[tuple[platform.Part, Client]]:
 
 @contextlib.asynccontextmanager
 async def _nodes(home: Path) -> AsyncIterator[Process]:
-    config = home / "sim.json"
-    config.write_bytes(orjson.dumps(SIM))
-    argv = ("sim", "--home", str(home), "--nodes", str(NODES), "--config", str(config), "--json")
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "dsec.sdk.cli", *argv, stdout=PIPE)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "dsec.sdk.cli", *sim_options(home, NODES), stdout=PIPE
+    )
     try:
         assert process.stdout is not None
         if not await asyncio.wait_for(process.stdout.readline(), 60):

@@ -36,21 +36,21 @@ async def counted(part: platform.Part, made: Mapping[str, str]) -> Counted:
     home = Home(Path(part.ready["home"]))
     who = Credentials.load(home.credentials / "operator.json")
     async with Wire.connect(part.url, who) as wire, DirectGet.running(wire) as reader:
-        claims = await _claims(reader)
+        claimed = await claims(reader)
         places = {
-            "claimed": Counter(claims.values()),
-            "journalled": await asyncio.to_thread(_journalled, home.part("sim") / "journal.jsonl"),
-            "registered": await _last_tokens(reader, "KV_registry", "$KV.registry.>"),
-            "told": await _last_tokens(reader, "EVENT", "event.created.>"),
+            "claimed": Counter(claimed.values()),
+            "journalled": await asyncio.to_thread(journalled, home.part("sim") / "journal.jsonl"),
+            "registered": await last_tokens(reader, "KV_registry", "$KV.registry.>"),
+            "told": await last_tokens(reader, "EVENT", "event.created.>"),
             "audited_core": await _audited(reader, "core"),
             "audited_edge": await _audited(reader, "edge"),
         }
     acknowledged = set(made.values())
     missing = {one for one in acknowledged if any(one not in place for place in places.values())}
-    wrong = [key for key, sandbox in made.items() if claims.get(key) != sandbox]
+    wrong = [key for key, sandbox in made.items() if claimed.get(key) != sandbox]
     once = ("journalled", "registered", "told")  # a create that is repeated is audited each time
     twice = {one for name in once for one, n in places[name].items() if n > 1}
-    unclaimed = set(places["journalled"]) - set(claims.values())
+    unclaimed = set(places["journalled"]) - set(claimed.values())
     return Counted(
         lost=len(missing) + len(wrong),
         duplicated=len(twice | unclaimed) + len(made) - len(acknowledged),
@@ -58,7 +58,7 @@ async def counted(part: platform.Part, made: Mapping[str, str]) -> Counted:
     )
 
 
-async def _pages(reader: DirectGet, stream: str, subject: str) -> set[tuple[str, bytes]]:
+async def pages(reader: DirectGet, stream: str, subject: str) -> set[tuple[str, bytes]]:
     """Subjects and bodies. An entry whose acknowledgement was late is appended again, byte for byte: one."""
     found: set[tuple[str, bytes]] = set()
     sequence = 1
@@ -70,23 +70,25 @@ async def _pages(reader: DirectGet, stream: str, subject: str) -> set[tuple[str,
         sequence = batch.messages[-1].sequence + 1
 
 
-async def _claims(reader: DirectGet) -> dict[str, str]:
+async def claims(reader: DirectGet) -> dict[str, str]:
     """Sandbox id by key."""
-    claims = await _pages(reader, "KV_ops", "$KV.ops.>")
-    return {subject.rpartition(".")[2]: orjson.loads(data)["sandbox"] for subject, data in claims}
+    found = await pages(reader, "KV_ops", "$KV.ops.>")
+    return {subject.rpartition(".")[2]: orjson.loads(data)["sandbox"] for subject, data in found}
 
 
-async def _last_tokens(reader: DirectGet, stream: str, subject: str) -> Counter[str]:
-    return Counter(at.rpartition(".")[2] for at, _ in await _pages(reader, stream, subject))
+async def last_tokens(reader: DirectGet, stream: str, subject: str) -> Counter[str]:
+    """How often each last token of a subject, a sandbox's id, stands there."""
+    return Counter(at.rpartition(".")[2] for at, _ in await pages(reader, stream, subject))
 
 
 async def _audited(reader: DirectGet, writer: str) -> Counter[str]:
     """Creates that `writer` audited as done, by sandbox."""
-    entries = (orjson.loads(data) for _, data in await _pages(reader, "AUDIT", f"audit.{writer}.create.*"))
+    entries = (orjson.loads(data) for _, data in await pages(reader, "AUDIT", f"audit.{writer}.create.*"))
     return Counter(entry["target"] for entry in entries if entry["outcome"] == "ok")
 
 
-def _journalled(path: Path) -> Counter[str]:
+def journalled(path: Path) -> Counter[str]:
+    """Creates in a journal of simulated nodes, by sandbox."""
     with path.open("rb") as lines:
         entries = (orjson.loads(line) for line in lines)
         return Counter(entry["record"]["sandbox"] for entry in entries if entry["what"] == "create")

@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import orjson
-
+from dsec.benchmarks.counting import claims, journalled, last_tokens
+from dsec.benchmarks.load import open_loop, sim_options
 from dsec.benchmarks.measure import Tell, percentile, scratch
 from dsec.bus.errors import DsecError, Failure
 from dsec.bus.nats.credentials import Credentials
@@ -36,13 +36,6 @@ from dsec.sdk.testing.plugin import add_base, default_base
 EVERY: Final = 2.0
 """Seconds between two kills of the same kind of process."""
 NODES: Final = 8
-TICK: Final = 0.005
-SIM: Final = {
-    "cpu": 1e6,
-    "memory": 1 << 50,
-    "sandboxes": 1_000_000,
-    "defaults": {"cpu": 0.1, "memory": 1 << 26},
-}
 
 
 @dataclass(slots=True)
@@ -120,17 +113,9 @@ async def measure(tell: Tell, rate: float, containers: float, seconds: float) ->
 
 async def _offer(client: Client, load: Load, backend: str, rate: float, seconds: float) -> int:
     """Open loop; returns when every create has an answer or an error."""
-    loop = asyncio.get_running_loop()
-    began, sent, running = loop.time(), 0, set[asyncio.Task[None]]()
-    while (now := loop.time()) < began + seconds:
-        while sent < (now - began) * rate:
-            task = asyncio.create_task(_one(client, load, backend, f"{backend}-{sent}", began + sent / rate))
-            running.add(task)
-            task.add_done_callback(running.discard)
-            sent += 1
-        await asyncio.sleep(TICK)
-    await asyncio.gather(*running)
-    return sent
+    return await open_loop(
+        rate, seconds, lambda due, number: _one(client, load, backend, f"{backend}-{number}", due)
+    )
 
 
 async def _one(client: Client, load: Load, backend: str, key: str, due: float) -> None:
@@ -183,37 +168,19 @@ async def _count(part: platform.Part, load: Load) -> tuple[int, int]:
     home = Path(part.ready["home"])
     who = Credentials.load(home / "credentials" / "operator.json")
     async with Wire.connect(part.url, who) as wire, DirectGet.running(wire) as reader:
-        claims = {at.rpartition(".")[2]: orjson.loads(data) for at, data in await _all(reader, "ops")}
-        registered = Counter(at.rpartition(".")[2] for at, _ in await _all(reader, "registry"))
-    claimed = {key: str(claim["sandbox"]) for key, claim in claims.items()}
-    journalled = await asyncio.to_thread(_journalled, home / "parts" / "sim" / "journal.jsonl")
+        claimed = await claims(reader)
+        registered = await last_tokens(reader, "KV_registry", "$KV.registry.>")
+    kept = await asyncio.to_thread(journalled, home / "parts" / "sim" / "journal.jsonl")
     lost = sum(
         claimed.get(key) != sandbox
         or sandbox not in registered
-        or (key.startswith("sim-") and sandbox not in journalled)
+        or (key.startswith("sim-") and sandbox not in kept)
         for key, sandbox in load.made.items()
     )
     named = set(claimed.values())
-    strangers = {one for one in (*registered, *journalled) if one not in named}
-    twice = sum(n - 1 for n in journalled.values()) + len(load.made) - len(set(load.made.values()))
+    strangers = {one for one in (*registered, *kept) if one not in named}
+    twice = sum(n - 1 for n in kept.values()) + len(load.made) - len(set(load.made.values()))
     return lost, len(strangers) + twice
-
-
-async def _all(reader: DirectGet, bucket: str) -> list[tuple[str, bytes]]:
-    found: list[tuple[str, bytes]] = []
-    sequence = 1
-    while True:
-        batch = await reader.batch(f"KV_{bucket}", f"$KV.{bucket}.>", sequence, count=1000, max_bytes=4 << 20)
-        found += ((one.subject, one.data) for one in batch.messages)
-        if not batch.pending or not batch.messages:
-            return found
-        sequence = batch.messages[-1].sequence + 1
-
-
-def _journalled(path: Path) -> Counter[str]:
-    with path.open("rb") as lines:
-        entries = (orjson.loads(line) for line in lines)
-        return Counter(entry["record"]["sandbox"] for entry in entries if entry["what"] == "create")
 
 
 # --- the platform
@@ -251,10 +218,7 @@ def _victim(home: Path, kind: str, at: int, *options: str) -> Victim:
 
 
 async def _nodes(home: Path, stack: contextlib.AsyncExitStack) -> None:
-    config = home / "sim.json"
-    config.write_bytes(orjson.dumps(SIM))
-    argv = ("sim", "--home", str(home), "--nodes", str(NODES), "--config", str(config), "--json")
-    stack.push_async_callback((await platform.started(argv, home / "sim.log")).stop)
+    stack.push_async_callback((await platform.started(sim_options(home, NODES), home / "sim.log")).stop)
     edge = await platform.spawn(home, only="edge", options=["--without-driver", "container"])
     stack.push_async_callback(edge.stop)
 

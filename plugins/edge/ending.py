@@ -53,15 +53,9 @@ class Ending:
         """Nothing of it is left on the node: have that known, and audited."""
         node = self._node
         await node.sandboxes.bury(record, reason)
-        node.audit(
-            "sandbox.lose",
-            record.project,
-            record.principal,
-            subjects.node_heartbeat(node.name),
-            "ok",
-            target=record.sandbox,
-            detail=reason,
-        )
+        who = subjects.Address("sandbox", "lose", record.project, record.principal)
+        where = subjects.node_heartbeat(node.name)
+        node.auditor.note(who, where, outcome="ok", target=record.sandbox, detail=reason)
 
     async def destroyed(self, sandbox: str, project: str) -> bytes | None:
         """The answer to a repeated destroy, if there was one."""

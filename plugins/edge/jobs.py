@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
+from dsec.bus import subjects
 from dsec.bus.core.jobs.members import JobOps
 from dsec.bus.core.jobs.node import Batches, Item
 from dsec.bus.errors import DsecError
@@ -78,15 +79,9 @@ class EdgeJobs:
         node.sandboxes.publish(record, state.value)
 
     def _audit(self, item: Item, outcome: str, detail: str = "") -> None:
-        self._node.audit(
-            "sandbox.create",
-            item.project,
-            item.principal,
-            f"node.batch.{self._node.name}",
-            outcome,
-            target=item.sandbox,
-            detail=detail,
-        )
+        who = subjects.Address("sandbox", "create", item.project, item.principal)
+        where = f"node.batch.{self._node.name}"
+        self._node.auditor.note(who, where, outcome=outcome, target=item.sandbox, detail=detail)
 
     # --- Members
 

@@ -6,18 +6,17 @@ import asyncio
 import hashlib
 import os
 import shutil
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import orjson
 
-from dsec.bus import operation, subjects
+from dsec.bus.audit import Auditor
 from dsec.bus.chronus.guest import Guest
 from dsec.bus.driver import Driver, Handle, Images, Info
 from dsec.bus.files import write_private
-from dsec.bus.messages import Audit, Record
+from dsec.bus.messages import Record
 from dsec.bus.nats.appender import Appender
 from dsec.bus.transport import Bus
 from dsec.plugins.edge.admission import Capacity
@@ -59,6 +58,10 @@ class Node:
     creating: dict[str, asyncio.Task[bytes]] = field(default_factory=dict)
     coming: dict[str, Record] = field(default_factory=dict)
     """Records of what batches were promised and is not created yet, or could not be."""
+    auditor: Auditor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.auditor = Auditor(self.appender, "edge")
 
     def backends(self) -> dict[str, Info]:
         """What the node's drivers tell of themselves."""
@@ -104,20 +107,6 @@ class Node:
         """Delete the sandbox's directories; repeatable."""
         shutil.rmtree(self.home_of(sandbox), ignore_errors=True)
         shutil.rmtree(self.spools_of(sandbox), ignore_errors=True)
-
-    def audit(self, op: str, project: str, principal: str, subject: str, outcome: str, **more: str) -> None:
-        """Append who did what; `more` are `target` and `detail`."""
-        entry = Audit(
-            time=int(time.time() * 1000),
-            op=op,
-            principal=principal,
-            subject=subject,
-            outcome=outcome,
-            trace=operation.trace(),
-            **more,
-        )
-        verb = op.rpartition(".")[2]
-        self.appender.put(subjects.audit("edge", verb, project), entry.model_dump_json().encode())
 
 
 def spools_for(home: Path) -> Path:

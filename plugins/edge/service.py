@@ -14,7 +14,6 @@ from typing import Final
 
 from dsec.bus import operation, subjects
 from dsec.bus.errors import (
-    BadId,
     DsecError,
     NoCapacity,
     NoSuchSandbox,
@@ -100,7 +99,9 @@ class Service:
         async with contextlib.AsyncExitStack() as stack:
             for subject in subjects.node_requests(node.name):
                 await stack.enter_async_context(
-                    serving(node.bus, subject, self.handle, concurrency=CONCURRENCY, refused=self.refused)
+                    serving(
+                        node.bus, subject, self.handle, concurrency=CONCURRENCY, refused=node.auditor.refused
+                    )
                 )
             await stack.enter_async_context(
                 serving_internal(
@@ -130,21 +131,8 @@ class Service:
             self._audit(at, call.subject, "ok")
         return answer
 
-    def refused(self, message: Received, error: DsecError) -> None:
-        """Audit a request that gets no answer."""
-        with contextlib.suppress(BadId):  # not even a project to file it under
-            self._audit(subjects.parse(message.subject), message.subject, error.code, error.message)
-
     def _audit(self, at: subjects.Address, subject: str, outcome: str, detail: str = "") -> None:
-        self._node.audit(
-            f"{at.noun}.{at.verb}",
-            at.project,
-            at.principal,
-            subject,
-            outcome,
-            target=at.exec or at.sandbox,
-            detail=detail,
-        )
+        self._node.auditor.note(at, subject, outcome=outcome, target=at.exec or at.sandbox, detail=detail)
 
     # --- create
 
@@ -177,15 +165,8 @@ class Service:
         result(answer.data)
 
     def _audit_create(self, order: NodeCreate, subject: str, outcome: str, detail: str = "") -> None:
-        self._node.audit(
-            "sandbox.create",
-            order.project,
-            order.principal,
-            subject,
-            outcome,
-            target=order.sandbox,
-            detail=detail,
-        )
+        who = subjects.Address("sandbox", "create", order.project, order.principal)
+        self._node.auditor.note(who, subject, outcome=outcome, target=order.sandbox, detail=detail)
 
     async def drain(self, message: Received) -> bytes:
         """The operator's word: take nothing new, or take work again; what is there may be destroyed, too."""
@@ -195,7 +176,8 @@ class Service:
         node.sandboxes.changed.set()
         if asked.destroy and not asked.undo:
             node.tasks.spawn(self._ending.drain(), "drain")
-        node.audit("node.drain", "none", "operator", message.subject, "ok", target=node.name)
+        operator = subjects.Address("node", "drain", "none", "operator")
+        node.auditor.note(operator, message.subject, outcome="ok", target=node.name)
         return ok(Drained(draining=node.draining, sandboxes=len(node.sandboxes)))
 
     # --- one sandbox
