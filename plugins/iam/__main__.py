@@ -72,8 +72,9 @@ def _rotate(home: Home, chosen: argparse.Namespace) -> str:
     except AlreadyRunning:
         ready = home.ready()
         if "broker_pid" not in ready:
-            rotation.settle(home)
-            return "now write the configuration of every server of the broker anew, and start it with that"
+            return (
+                "it counts from `dsec broker config` on: write its files anew, start every server with them"
+            )
         os.kill(int(ready["pid"]), signal.SIGHUP)
         _until(lambda: not list(home.path.glob(f"*/**/*{rotation.NEXT}")), "`dsec up` has not taken it up")
     return ""

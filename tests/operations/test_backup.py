@@ -23,10 +23,12 @@ from dsec.bus.backup.restoring import STAGE, restore
 from dsec.bus.errors import AlreadyRunning, Conflict, DiskFull, InfraError, SpecError
 from dsec.bus.home import Home
 from dsec.bus.messages import Audit
-from dsec.bus.nats.directget import DirectGet, Stored
+from dsec.bus.nats import cluster
+from dsec.bus.nats.directget import DirectGet, Stored, patiently
 from dsec.bus.nats.wire import Wire
 from dsec.plugins.images.store import ErofsImages
 from dsec.sdk import Client
+from tests.cluster.conftest import site_in
 from tests.wire.support import Stack, running_broker_with_iam, until
 
 pytestmark = pytest.mark.node  # layers are made by mkfs.erofs
@@ -160,6 +162,22 @@ async def test_a_restore_into_what_is_in_use_or_has_streams_is_refused(
     with pytest.raises(Conflict, match="another layer 'one'"):
         await restore(third, directory)
     assert not third.broker.exists()
+
+
+@pytest.mark.slow
+async def test_a_cluster_is_backed_up_and_restored_onto_one_server(tmp_path: Path) -> None:
+    """Streams of three replicas, read through any server, become streams of one."""
+    async with site_in(tmp_path / "site") as site, site.wire("core") as core:
+        told = await patiently(lambda: cluster.survey(site.iam, listed=3))
+        await patiently(lambda: registry.ensure(core.jetstream, 64 << 20, replicas=told.replicas))
+        for number in range(20):
+            await note(core, number)
+        async with site.wire("operator") as operator:
+            manifest = await backup(operator, site.home, tmp_path / "backup")
+    assert {one.config["num_replicas"] for one in manifest.streams} == {3}
+    await restore(Home(tmp_path / "new"), tmp_path / "backup")
+    async with installation(tmp_path / "new") as stack:
+        assert len(await all_of(stack, "AUDIT", "audit.core.>")) == 20
 
 
 def _content(directory: Path) -> dict[Path, bytes]:
