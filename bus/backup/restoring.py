@@ -29,7 +29,15 @@ SPARE: Final = 64 << 20
 """Bytes that the disk keeps free."""
 
 
-async def restore(home: Home, directory: Path) -> Manifest:
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """`already`: the home had this back-up before, and was left as it has become since."""
+
+    manifest: Manifest
+    already: bool = False
+
+
+async def restore(home: Home, directory: Path) -> Restored:
     """Bring a back-up into a home without streams. Repeatable, also when it was interrupted.
 
     Raises SpecError (it is damaged), Conflict (the home has other streams, or other layers of these names),
@@ -43,7 +51,7 @@ async def restore(home: Home, directory: Path) -> Manifest:
         await asyncio.to_thread(shutil.rmtree, stage, ignore_errors=True)
         if _has_streams(home):
             if _mark(home) == manifest.id:
-                return manifest
+                return Restored(manifest, already=True)
             raise Conflict(f"{home.path} has streams of its own: choose an empty home", field="home")
         await _comparable(home, manifest)
         _room(home, manifest)
@@ -53,7 +61,7 @@ async def restore(home: Home, directory: Path) -> Manifest:
             _put(stage, home, manifest)
         finally:
             await asyncio.to_thread(shutil.rmtree, stage, ignore_errors=True)
-    return manifest
+    return Restored(manifest)
 
 
 def _has_streams(home: Home) -> bool:

@@ -71,11 +71,12 @@ class Credentials:
         return replace(self, seed=new_seed())
 
     def current(self) -> Self:
-        """What its file holds now; itself when it has none, or none that is good. Blocks."""
+        """What its file holds now; itself when it has none, or none of this identity. Blocks."""
         try:
-            return self if self.source is None else self.load(self.source)
+            fresh = self if self.source is None else self.load(self.source)
         except Unauthenticated:
             return self
+        return fresh if (fresh.role, fresh.owner) == (self.role, self.owner) else self
 
     @property
     def public(self) -> str:

@@ -41,6 +41,7 @@ from dsec.bus.transport import Bus, Received
 from dsec.plugins.iam.directory import Directory, Who
 from dsec.plugins.iam.ending import Ending
 from dsec.plugins.iam.store import Store
+from dsec.plugins.iam.tables import Tables
 
 QUEUE: Final = "iam"
 AskedT = TypeVar("AskedT", bound=Request)
@@ -108,10 +109,20 @@ class Service:
 
     async def revoke(self, call: Call, asked: RevokePrincipal) -> bytes:
         """Forgotten when it is answered; their connections end soon after."""
-        while gone := await self._store.change(lambda tables: Directory(tables).prune(_who(call), asked)):
-            self._ending.end(() if asked.keep_made else gone)
-        answer = await self._changing(Directory.revoke, "principal")(call, asked)
-        self._ending.end(result(answer)["principals"])
+        gone: set[str] = set()
+
+        def prune(tables: Tables) -> bool:
+            names = Directory(tables).prune(_who(call), asked)
+            gone.update(() if asked.keep_made else names)  # also when it stays unknown whether it was done
+            return bool(names)
+
+        try:
+            while await self._store.change(prune):
+                pass
+            answer = await self._changing(Directory.revoke, "principal")(call, asked)
+            gone.update(result(answer)["principals"])
+        finally:
+            self._ending.end(sorted(gone))
         return answer
 
     async def rotate(self, call: Call, asked: RotatePrincipal) -> bytes:

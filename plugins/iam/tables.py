@@ -6,9 +6,10 @@ written is returned: it comes to be when the bucket has taken it (`store`).
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import orjson
@@ -72,11 +73,10 @@ class Tables:
 
     def apply(self, entries: Iterable[tuple[str, bytes]]) -> None:
         """Take in what the bucket has: keys and values, an empty one for what was deleted."""
-        self._database.execute("BEGIN")
-        for key, value in entries:
-            self._apply(key, value)
-        self._database.execute("DELETE FROM answer WHERE at < ?", (time.time() - REMEMBERED,))
-        self._database.execute("COMMIT")
+        with self._transaction():
+            for key, value in entries:
+                self._apply(key, value)
+            self._run("DELETE FROM answer WHERE at < ?", time.time() - REMEMBERED)
 
     def attempt(self, work: Callable[[Tables], ResultT]) -> tuple[ResultT, Mapping[str, bytes]]:
         """What `work` returns, and the entries that it would write; nothing is changed here.
@@ -89,6 +89,16 @@ class Tables:
             return work(self), self._written
         finally:
             self._database.execute("ROLLBACK")
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._database.execute("BEGIN")
+        try:
+            yield
+        except BaseException:
+            self._database.execute("ROLLBACK")
+            raise
+        self._database.execute("COMMIT")
 
     def _put(self, key: str, value: bytes) -> None:
         self._written[key] = value

@@ -29,7 +29,10 @@ async def run(args: argparse.Namespace) -> int:
     """The exit code. Raises SpecError, Conflict, AlreadyRunning, DiskFull, InfraError."""
     done = await restore(Home(args.home.absolute()), args.directory)
     if args.json:
-        emit({"id": done.id, "home": str(args.home), **told(done)})
+        kept = done.manifest
+        emit({"id": kept.id, "home": str(args.home), "already": done.already, **told(kept)})
+    elif done.already:
+        say(f"{args.home} came from this back-up before; nothing was changed")
     else:
-        say(f"{args.home}: {text(done)}")
+        say(f"{args.home}: {text(done.manifest)}")
     return 0

@@ -104,7 +104,7 @@ async def test_what_was_backed_up_is_there_after_a_restore(
 ) -> None:
     directory, manifest, audit = kept
     home = Home(tmp_path / "new")
-    assert (await restore(home, directory)).id == manifest.id
+    assert (await restore(home, directory)).manifest == manifest
     assert [(layer.name, layer.kind) for layer in manifest.images[NODE]] == [
         *(("also-one", "base"), ("one", "base"), ("two", "toolkit"))
     ]
@@ -145,8 +145,10 @@ async def test_a_restore_into_what_is_in_use_or_has_streams_is_refused(
     home = Home(tmp_path / "home")
     with home.held("control"), pytest.raises(AlreadyRunning):
         await restore(home, directory)
-    await restore(home, directory)
-    await restore(home, directory)  # the same again is no harm
+    assert not (await restore(home, directory)).already
+    before = _content(home.path)
+    assert (await restore(home, directory)).already
+    assert _content(home.path) == before
     other = Home(tmp_path / "other")
     async with installation(other.path):
         pass
@@ -271,7 +273,7 @@ async def test_a_back_up_and_a_restore_that_were_killed_leave_nothing_that_looks
         if (home.broker / "jetstream").exists():
             break
         assert (home.path / STAGE).exists(), "it was killed in the middle"
-    assert (await restore(home, tmp_path / "backup")).id == made.id
+    assert (await restore(home, tmp_path / "backup")).manifest.id == made.id
     assert not (home.path / STAGE).exists()
     async with installation(home.path) as stack:
         assert len(await all_of(stack, "AUDIT", "audit.core.>")) == 200
