@@ -90,14 +90,15 @@ def parse_spec(data: dict[str, Any]) -> Spec:
     try:
         spec = Spec.model_validate(data)
     except ValidationError as error:
-        raise _first(error) from None
+        raise refusal(error) from None
     size = len(orjson.dumps(spec.model_dump(mode="json")))
     if size > MAX_SPEC:
         raise TooLarge(f"the spec takes {size} bytes, {MAX_SPEC} are possible: use files", field="spec")
     return spec
 
 
-def _first(error: ValidationError) -> SpecError:
+def refusal(error: ValidationError) -> SpecError:
+    """What a user is told of a model that refuses: UnknownField, or SpecError, naming the first such field."""
     details = error.errors(include_url=False, include_input=False)
     unknown = [one for one in details if one["type"] == "extra_forbidden"]
     chosen = (unknown or details)[0]

@@ -6,8 +6,8 @@ holds copies of our descriptors, which is why it may not wait for ever.
 
 A namespace of a sandbox is owned by an id of its own range and not by the host's root: the kernel counts
 inotify instances and watches, namespaces and fanotify groups of a user namespace against its *owner* in the
-namespace above, too (linux/kernel/ucount.c). Made by root, all sandboxes and root's own services would share one
-budget (128 inotify instances by default), and any of them could use it up.
+namespace above, too (linux/kernel/ucount.c). Made by root, all sandboxes and root's own services would
+share one budget (128 inotify instances by default), and any of them could use it up.
 """
 
 from __future__ import annotations

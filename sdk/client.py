@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
@@ -27,7 +27,7 @@ from dsec.bus.messages import Record, State
 from dsec.bus.nats.credentials import Credentials
 from dsec.bus.nats.wire import Wire
 from dsec.bus.transport import Bus
-from dsec.sdk import config
+from dsec.sdk import config, fn
 from dsec.sdk.exec import Exec
 from dsec.sdk.jobs import Batch, Job, overrides_of
 from dsec.sdk.link import PATIENCE, Link, new_operation
@@ -213,6 +213,49 @@ class Client:
         change. `job`: only of this one. Raises BrokerDown, NodeLost when the list cannot be read.
         """
         return watch(self._link, job=job)
+
+    async def call(
+        self,
+        what: Callable[..., Any] | str,
+        *args: Any,
+        kwargs: Mapping[str, Any] | None = None,
+        entry: str | None = None,
+        stdin: fn.Content = b"",
+        files: Mapping[str, fn.Content | fn.Artefact] | None = None,
+        executable: Iterable[str] = (),
+        outputs: Sequence[str] = (),
+        keep: Sequence[str] = (),
+        **more: Unpack[fn.CallArgs],
+    ) -> fn.FnResult:
+        """One stateless call: a Python function with `args` and `kwargs`, or source text, run on some node.
+
+        With text, `entry` names the function that is called, otherwise it is run as a program with `stdin`.
+        `files` lie in its working directory, `outputs` are brought back from there, `keep` become artefacts.
+        Nothing else is left of it. Raises SpecError, NoSuchImage, NoSuchArtefact, Unsupported, TooLarge,
+        NoCapacity, Overloaded, DeadlineExceeded.
+        """
+        options: dict[str, Any] = {"entry": entry, "outputs": [*outputs], "keep": [*keep], **more}
+        if kwargs is not None:
+            options["kwargs"] = dict(kwargs)
+        return await fn.call(
+            self._link, what, args, files=files, executable=executable, stdin=stdin, **options
+        )
+
+    async def judge(
+        self,
+        source: str,
+        cases: Sequence[fn.Case],
+        *,
+        checker: str | fn.CheckerArgs = "exact",
+        all_cases: bool = True,
+        **more: Unpack[fn.CallArgs],
+    ) -> fn.Judged:
+        """Run a program once for each case, in isolation, within `limits` each; compare what it prints.
+
+        `all_cases` False: the first case that fails ends it. Raises as `call`.
+        """
+        options: dict[str, Any] = {**more}
+        return await fn.judge(self._link, source, cases, checker=checker, all_cases=all_cases, **options)
 
     def exec(self, sandbox: str, exec_id: str, *, offset: int = 0) -> Exec:
         """The handle of a command started earlier, or elsewhere, at byte `offset` of its output. Raises

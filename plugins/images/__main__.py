@@ -1,4 +1,4 @@
-"""`python -m dsec.plugins.images`: build or verify the base image, and print its path."""
+"""`python -m dsec.plugins.images [functions]`: build or verify the base image, or that of calls; its path."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import asyncio
 import sys
 
 from dsec.bus.errors import DsecError
-from dsec.plugins.images.base import NAME, base_image
+from dsec.plugins.images.base import base_image, functions_image
 
 
 def main() -> int:
     """Progress goes to standard error. Exit status 0, or 1 with the reason there."""
     try:
-        image = asyncio.run(base_image(lambda line: print(line, file=sys.stderr)))  # noqa: T201 - a command
+        make = functions_image if sys.argv[1:] == ["functions"] else base_image
+        image = asyncio.run(make(lambda line: print(line, file=sys.stderr)))  # noqa: T201 - a command
     except DsecError as error:
-        sys.stderr.write(f"{NAME}: {error.message}\n")
+        sys.stderr.write(f"{error.message}\n")
         return 1
     sys.stdout.write(f"{image}\n")
     return 0

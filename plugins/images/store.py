@@ -22,7 +22,7 @@ from dsec.bus.errors import Conflict, NoSuchSandbox, SpecError
 from dsec.bus.messages import Layer
 from dsec.bus.spec import Image
 from dsec.plugins.images import archive, copies, doctor, erofs, pack, problems, threads
-from dsec.plugins.images.base import base_image
+from dsec.plugins.images.base import base_image, functions_image
 from dsec.plugins.images.catalog import Catalog
 from dsec.plugins.images.layers import LayerMounts
 from dsec.plugins.images.ranges import Namespaces, Ranges
@@ -82,6 +82,11 @@ class ErofsImages:
     async def default_base() -> Path:
         """The base layer of this machine, built at first use (`base.base_image`)."""
         return await base_image()
+
+    @staticmethod
+    async def default_functions() -> Path:
+        """The layer of this machine for stateless calls, built at first use (`base.functions_image`)."""
+        return await functions_image()
 
     async def check(self) -> None:
         """Whether this machine can compose. Raises MissingTool telling what to install or enable."""

@@ -34,6 +34,7 @@ COMMANDS: Final = (
     "run",
     "create",
     "exec",
+    "fn",
     "ls",
     "stat",
     "logs",

@@ -23,12 +23,15 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from dsec.bus import ids, registry, subjects
-from dsec.bus.errors import InfraError, NodeLost, SpecError
+from dsec.bus.driver import Images
+from dsec.bus.errors import InfraError, MissingTool, NodeLost, SpecError
 from dsec.bus.handlers import result
 from dsec.bus.home import Home, default_node
 from dsec.bus.host import CONTROL_PLANE, PLUGINS, Context, drivers_of, images_of, load, plugin
+from dsec.bus.membership import here
 from dsec.bus.messages import Place
 from dsec.bus.metrics.serve import exposed
+from dsec.bus.micro import Service
 from dsec.bus.nats import context as natscontext
 from dsec.bus.nats.broker import Broker, BrokerAuth
 from dsec.bus.nats.cluster import survey
@@ -44,6 +47,8 @@ log = logging.getLogger(__name__)
 
 DRAIN_WITHIN: Final = 25.0
 """Seconds in which a node ends, its sandboxes included when it is drained."""
+CALLS: Final = "fncall"
+"""The part of a node that does stateless calls, under the node's own credentials."""
 JOIN_WITHIN: Final = 10.0
 """Seconds until a node must be known to the scheduler."""
 
@@ -108,8 +113,8 @@ def register(subparsers: Any) -> None:
         "--without-plugin",
         action="append",
         default=[],
-        choices=CONTROL_PLANE,
-        help="a part of the control plane that `dsec plugin run` runs; repeatable",
+        choices=(*CONTROL_PLANE, CALLS),
+        help="a part that `dsec plugin run` runs, or that is not wanted (fncall); repeatable",
     )
     parser.add_argument("--json", action="store_true", help="tell readiness as a JSON object")
     observing_options(parser)
@@ -272,7 +277,27 @@ async def _edge(options: Options, ready: dict[str, Any]) -> AsyncIterator[None]:
             context = Context(home.node(node), node, drivers, images, drain=options.control)
             async with plugin("edge", ready["url"], credentials, context, stop_within=DRAIN_WITHIN):
                 ready["parts"].append("edge")
-                yield
+                async with _calls(options, ready, credentials, images):
+                    yield
+
+
+@contextlib.asynccontextmanager
+async def _calls(
+    options: Options, ready: dict[str, Any], credentials: Credentials, images: Images
+) -> AsyncIterator[None]:
+    """Stateless calls on this node, where the machine can do them."""
+    node, where = options.node, options.home.node(options.node) / "calls"
+    context = Context(where, node, images=images)
+    service = Service(CALLS, node, metadata=here(node=node))
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            if CALLS not in options.without:
+                block = plugin(CALLS, ready["url"], credentials, context, service=service)
+                await stack.enter_async_context(block)
+                ready["parts"].append(CALLS)
+        except MissingTool as error:
+            log.warning("stateless calls are left out: %s", error.message)
+        yield
 
 
 async def _known(core: Wire, node: str) -> None:

@@ -16,7 +16,17 @@ from dsec.sdk.testing import platform
 pytest.register_assert_rewrite(
     *(
         f"dsec.sdk.testing.{name}"
-        for name in ("execs", "files", "isolation", "lifecycle", "output", "recovery", "sessions")
+        for name in (
+            "execs",
+            "files",
+            "isolation",
+            "lifecycle",
+            "output",
+            "recovery",
+            "sessions",
+            "calls",
+            "probes",
+        )
     )
 )
 
