@@ -51,11 +51,28 @@ class Mismatch(Error):
 
 
 class Socket(TcpTransport):
-    """nats-py's transport, whose writes raise ConnectionResetError when it is closed, on every event loop."""
+    """nats-py's transport, whose writes raise ConnectionResetError when it is closed, on every event loop.
+
+    Under TLS it keeps the plain stream, whose end closes the socket (Python 3.11.7), and tells asyncio, which
+    otherwise warns as the connection ends.
+    """
+
+    _plain: asyncio.StreamWriter | None = None
 
     def __init__(self, made: TcpTransport) -> None:
         self._bare_io_reader = self._io_reader = made._io_reader
         self._bare_io_writer = self._io_writer = made._io_writer
+
+    async def connect_tls(self, *args: Any, **options: Any) -> None:
+        self._plain = self._opened()
+        await super().connect_tls(*args, **options)
+        self._opened()._protocol._over_ssl = True  # type: ignore[attr-defined]  # there is no public way
+
+    def abort(self) -> None:
+        """At once, also in the middle of a handshake."""
+        for stream in (self._io_writer, self._plain):
+            if stream is not None:
+                stream.transport.abort()
 
     def write(self, payload: bytes) -> None:
         self._opened().write(payload)
@@ -82,7 +99,6 @@ class Connection(Client):
         self._write_scheduled = False
         self._unsent = 0
         self._due = 0.0
-        self._before_tls: asyncio.StreamWriter | None = None  # one that is forgotten closes its socket
         self.linger = 0.0
         """Seconds a write, on average: busy services write less, idle ones at once (GCRA, ITU-T I.371)."""
 
@@ -239,7 +255,6 @@ class Connection(Client):
         await super()._connect_to_server(s)
         if type(self._transport) is TcpTransport:
             self._transport = Socket(self._transport)
-        self._before_tls = self._stream()
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:  # noqa: FBT001, FBT002 - as nats-py has it
         server, required = self._current_server, bool(info.get("tls_required"))
@@ -253,15 +268,12 @@ class Connection(Client):
         try:
             await super()._process_connect_init()
         except ssl.SSLError:
-            if self._before_tls is not None:
-                self._before_tls.transport.abort()
+            if isinstance(self._transport, Socket):
+                self._transport.abort()
             self._transport = None  # its stream is never told that it was closed
             raise
         if stream := self._stream():
             stream.transport.set_write_buffer_limits(high=PENDING)
-            if stream is not self._before_tls:
-                # nats-py does not tell asyncio, which then warns as the connection ends
-                stream._protocol._over_ssl = True  # type: ignore[attr-defined]  # there is no public way
         if not self.is_connected:
             for task in self._tasks():
                 task.cancel()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import shutil
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -190,3 +191,24 @@ async def test_a_server_that_stands_still_makes_no_read_wrong(plane: Plane, load
         finally:
             os.kill(pid, signal.SIGCONT)
     await told_right(plane, load)
+
+
+async def test_control_planes_are_replaced_one_after_the_other(
+    plane: Plane, load: Load, tmp_path: Path
+) -> None:
+    """As an upgrade does it: each ends in good order while the other serves. The module's own ends here."""
+    former, second = Path(plane.part.ready["home"]), tmp_path / "second"
+    for part in ("credentials", "parts/iam"):
+        await asyncio.to_thread(shutil.copytree, former / part, second / part)
+    options = ["--broker", plane.trio.url]
+    async with platform.running(second, only="control", options=options) as other:
+        async with loaded(load):
+            await plane.part.stop()
+            await asyncio.sleep(1)
+            plane.part = other
+        async with platform.running(former, only="control", options=options) as again:
+            async with loaded(load):
+                await other.stop()
+            plane.part = again
+            await told_right(plane, load)
+    assert max(load.gaps) < RIDDEN_OUT

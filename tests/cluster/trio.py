@@ -35,6 +35,8 @@ class Trio:
     directory: Path
     cluster: Cluster
     processes: dict[str, Process] = field(default_factory=dict)
+    inside: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Words before the command of a server: where it runs."""
 
     @property
     def names(self) -> list[str]:
@@ -59,6 +61,7 @@ class Trio:
         assert setpriv
         with (self.directory / name / "server.log").open("ab") as log:
             self.processes[name] = await asyncio.create_subprocess_exec(
+                *self.inside.get(name, ()),
                 *(setpriv, "--pdeathsig", "KILL", "--", str(binary())),
                 *("-c", str(self.directory / name / "nats.json")),
                 stdin=DEVNULL,

@@ -1,6 +1,7 @@
 """One part of a platform as a process of its own, with the durations of fencing scaled down: see `main`.
 
 python -m tests.fencing.part control HOME HOST     broker, iam, core, journal
+python -m tests.fencing.part control HOME URL      the same on a cluster of brokers that run elsewhere
 python -m tests.fencing.part watcher HOME URL      scheduler with its watcher
 python -m tests.fencing.part edge HOME URL NODE    node with the container backend
 """
@@ -24,6 +25,7 @@ from dsec.bus.home import Home
 from dsec.bus.host import Context
 from dsec.bus.nats.broker import Broker
 from dsec.bus.nats.credentials import Credentials
+from dsec.bus.nats.directget import patiently
 from dsec.bus.nats.wire import Wire
 from dsec.bus.registry import ensure
 from dsec.plugins.container import ContainerDriver
@@ -36,7 +38,7 @@ from dsec.plugins.journal import Journal
 from dsec.plugins.scheduler import Scheduler
 from dsec.plugins.scheduler.silence import Patience
 
-FREEZE, FAIL, SUSPECT = 2.5, 5.0, 1.5
+FREEZE, FAIL, SUSPECT = map(float, os.environ.get("DSEC_TESTS_FENCING", "2.5 5.0 1.5").split())
 EDGE = edge_fencing.Patience(probe=0.25, freeze=FREEZE)
 WATCHER = Patience(suspect=SUSPECT, fail=FAIL, grace=2.0, tick=0.25, window=12.0)
 NODES = ("n-a", "n-b", "n-c")
@@ -52,15 +54,17 @@ async def control(home: Home, host: str) -> AsyncIterator[Ready]:
     prepared = Iam.prepare(home, nodes=NODES)
     async with contextlib.AsyncExitStack() as stack:
         enter = stack.enter_async_context
-        broker = await enter(Broker.running(home.broker, host=host, auth=prepared.auth))
-        iam = await enter(wire(home, broker.url, "iam"))
+        url, replicas = host, 3
+        if "://" not in host:
+            url, replicas = (await enter(Broker.running(home.broker, host=host, auth=prepared.auth))).url, 1
+        iam = await enter(wire(home, url, "iam"))
         await enter(Iam.running(iam, Context(home.part("iam"))))
-        core = await enter(wire(home, broker.url, "core"))
-        await ensure(core.jetstream, 256 << 20)
+        core = await enter(wire(home, url, "core"))
+        await patiently(lambda: ensure(core.jetstream, 256 << 20, replicas=replicas))
         await enter(Core.running(core, Context(home.part("core"))))
-        journal = await enter(wire(home, broker.url, "journal"))
+        journal = await enter(wire(home, url, "journal"))
         await enter(Journal.running(journal, Context(home.part("journal"))))
-        yield {"url": broker.url, "admin": str(prepared.path("u-admin"))}
+        yield {"url": url, "admin": str(prepared.path("u-admin"))}
 
 
 @contextlib.asynccontextmanager
