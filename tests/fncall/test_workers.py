@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from dsec.bus.errors import DeadlineExceeded, DsecError, InfraError, NoSuchImage, Overloaded
+from dsec.plugins.fncall.groups import Groups
 from dsec.plugins.images import ErofsImages
 from tests.fncall.conftest import Calls, calling
 
@@ -51,8 +52,7 @@ def _descriptors() -> int:
 
 async def test_nothing_is_left_when_a_caller_ends(images: ErofsImages, tmp_path: Path) -> None:
     others = zygotes()
-    before, mounts = await images.composed(), Path("/proc/self/mountinfo").read_text().count("\n")
-    groups = {path for root in GROUPS.glob("*/dsec") for path in root.iterdir()}
+    before, group = await images.composed(), Groups.here(tmp_path).parent
     await asyncio.sleep(0.5)  # a caller that tests share has boxes on their way
     descriptors = _descriptors()
     async with calling(images, tmp_path) as call:
@@ -64,11 +64,14 @@ async def test_nothing_is_left_when_a_caller_ends(images: ErofsImages, tmp_path:
             call("exit 3", language="sh"),
         )
         assert [one.ended for one in results] == ["timeout"] * 3 + ["exit"]
-        assert len(await images.composed() - before) == 2
+        made = await images.composed() - before
+        assert len(made) == 2
+        assert all(name in Path("/proc/self/mountinfo").read_text() for name in made)
+        assert list(GROUPS.glob(f"*/{group}"))
     assert await images.composed() == before
-    assert {path for root in GROUPS.glob("*/dsec") for path in root.iterdir()} == groups
+    assert list(GROUPS.glob(f"*/{group}")) == []
     assert zygotes(others) == []
-    assert Path("/proc/self/mountinfo").read_text().count("\n") == mounts
+    assert not any(name in Path("/proc/self/mountinfo").read_text() for name in made)
     assert _descriptors() <= descriptors + 2  # user namespaces that `images` keeps
 
 
