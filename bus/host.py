@@ -35,8 +35,9 @@ PLUGINS: Final = "dsec.plugins"
 DRIVERS: Final = "dsec.drivers"
 IMAGES: Final = "dsec.images"
 CONTROL_PLANE: Final = ("core", "scheduler", "journal")
-LINGER: Final = 0.002
-"""Seconds between two writes of core and scheduler: they have messages in every create."""
+LINGER: Final = 0.004
+"""Seconds between two writes of core and scheduler when they are busy: they have messages in every create,
+and a write, with what it wakes in the broker, costs as much as the messages in it."""
 _BUSY: Final = {Role.CORE, Role.SCHEDULER}
 STOP_WITHIN: Final = 10.0
 """Seconds that one stage may take to end."""

@@ -20,8 +20,8 @@ from dsec.plugins.sim.node import SimNode
 
 CONNECTING: Final = 16
 """Connections that are made at once: iam answers each."""
-LINGER: Final = 0.004
-"""Seconds between two writes of a node; nothing that is simulated is faster."""
+LINGER: Final = 0.008
+"""Seconds between two writes of a busy node: one of many in the process."""
 
 
 @contextlib.asynccontextmanager
