@@ -18,6 +18,7 @@ from dsec.sdk.testing import platform
 from tests.docs.documents import ROOT, commands, finished, shell
 
 pytestmark = pytest.mark.node
+TEXT = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
 LINES = commands("docs/operations.md")
 NATS = [
     match for line in LINES if (match := re.search(r"\bnats .*?(req|sub) '([^']+)'(?: '([^']*)')?", line))
@@ -25,6 +26,17 @@ NATS = [
 IDENTITIES = [line for line in LINES if re.search("p-lab|u-ann|n-second", line)]
 BACKUP = [line for line in LINES if "/backup" in line]
 KEYS = [line for line in LINES if line.startswith(("cd ", "python3 ", "export "))]
+
+
+async def test_a_cluster_is_configured_as_told(tmp_path: Path) -> None:
+    (line,) = re.findall(r"one# (dsec broker config .*?)\n```", TEXT.replace("\\\n", ""), re.DOTALL)
+    for place in ("/var/lib/dsec", "/root/brokers"):
+        line = line.replace(place, str(tmp_path) + place)
+    url = await finished(await shell(line, tmp_path))
+    told = re.search(r"--only control --broker '(.*?)'", TEXT)
+    assert told
+    assert url.strip() == told[1].replace("/root", f"{tmp_path}/root")
+    assert (tmp_path / "root/brokers/nats-3/nats.json").is_file()
 
 
 async def test_identities_are_made_and_removed_as_told(live: platform.Part, home: Path) -> None:
