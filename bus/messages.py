@@ -140,6 +140,12 @@ class PackSandbox(Request):
     paths: tuple[str, ...] | None = None
 
 
+class StopSandbox(Request):
+    """sandbox.stop: commands are asked to end and have `grace` seconds, then they are killed."""
+
+    grace: float = Field(0.0, ge=0, le=20)
+
+
 class RenewSandbox(Request):
     """sandbox.renew: destroyed `ttl` seconds from now."""
 

@@ -8,7 +8,7 @@ import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, overload
 
 from dsec.bus.errors import DeadlineExceeded, GoneError, NodeLost, NoSuchExec
 from dsec.bus.frames import Kind, is_frame, unpack
@@ -26,6 +26,7 @@ STDIN_AT_ONCE: Final = 256 * 1024
 """Bytes of standard input that travel inside the start request."""
 STAT_PATIENCE: Final = 2.0
 """Seconds until the registry is asked instead of the node."""
+START_PATIENCE: Final = 60.0
 PACK_PATIENCE: Final = 600.0
 """Seconds; a single attempt is short: the node has a repeated request wait for the first."""
 
@@ -103,6 +104,10 @@ class Sandbox:
                 result = await running.wait()
         return result.check() if check else result
 
+    @overload
+    async def start(self, *, key: str | None = None) -> Record: ...
+
+    @overload
     async def start(
         self,
         command: str | Sequence[str],
@@ -144,7 +149,12 @@ class Sandbox:
     async def _start(self, body: dict[str, Any], op: str) -> Exec:
         exec_id = exec_of(op)
         try:
+
+        Without a command: the sandbox itself, which was stopped, with all that was written; repeatable.
+        Raises NoCapacity (its node has no room for it now), SpecError, NoSuchSandbox.
             answer = await self._link.ask(self._link.subject("exec", "start", self.id), body, op=op)
+        if command is None:
+            return await self._updated("start", {}, key, patience=START_PATIENCE)
         except NoSuchExec:  # repeated, and ended so long ago that only the log has it
             return Exec(self._link, self.id, exec_id)
         first = unpack(answer) if is_frame(answer) else None
@@ -246,9 +256,12 @@ class Sandbox:
         subject = self._link.subject("sandbox", "destroy", self.id)
         await self._link.ask(subject, {}, op=key, patience=60.0)
 
-    async def _updated(self, verb: str, body: dict[str, Any], key: str | None = None) -> Record:
+    async def _updated(
+        self, verb: str, body: dict[str, Any], key: str | None = None, *, patience: float | None = None
+    ) -> Record:
         subject = self._link.subject("sandbox", verb, self.id)
-        self.record = Record.model_validate(await self._link.call(subject, body, op=key))
+        answer = await self._link.call(subject, body, op=key, patience=patience)
+        self.record = Record.model_validate(answer)
         return self.record
 
 

@@ -36,6 +36,7 @@ from dsec.plugins.edge.recovery import Recovery
 from dsec.plugins.edge.remote import Backends
 from dsec.plugins.edge.sandboxes import Sandboxes
 from dsec.plugins.edge.service import Service
+from dsec.plugins.edge.stopping import Stopping
 from dsec.plugins.edge.tasks import Tasks
 
 __all__ = ["Edge"]
@@ -72,7 +73,9 @@ class Edge:
             if context.drain:
                 stack.push_async_callback(ending.drain)
             creator = Creator(node, channels)
-            await stack.enter_async_context(Service(node, creator, ending).serving())
+            await stack.enter_async_context(
+                Service(node, creator, Stopping(node, channels), ending).serving()
+            )
             await stack.enter_async_context(EdgeJobs(node, creator, ending).serving(bus))
             node.tasks.spawn(beat(node), "heartbeat")
             node.tasks.spawn(fencing.keep(), "fencing")

@@ -19,6 +19,8 @@ from dsec.plugins.edge import figures
 from dsec.plugins.edge.node import Node
 from dsec.plugins.edge.sandboxes import Sandbox
 
+_DEAD = {State.FAILED, State.STOPPED, State.STARTING}
+"""There is nothing inside that could die, or whoever starts it hears of it."""
 log = logging.getLogger(__name__)
 
 
@@ -64,6 +66,7 @@ class Ending:
     async def _destroy(self, sandbox: Sandbox, reason: str) -> None:
         node = self._node
         sandbox.doomed = True
+        await sandbox.give_up()
         try:
             await node.journal.destroying(sandbox.id)
         except InfraError as error:  # a full disk is no reason to keep what fills it
@@ -93,7 +96,7 @@ class Ending:
     async def fail(self, death: Death) -> None:
         """The inside died: end what is left of it, keep record and writable layer. Repeatable."""
         sandbox = self._node.sandboxes.find(death.sandbox)
-        if sandbox is None or sandbox.doomed or sandbox.record.state is State.FAILED:
+        if sandbox is None or sandbox.doomed or sandbox.record.state in _DEAD:
             return
         log.warning("%s failed (%s): %s", sandbox.id, death.failure.value, death.reason)
         figures.failed(self._node, sandbox.record, death.failure)

@@ -39,6 +39,7 @@ async def resume(sandbox: Sandbox, sandboxes: Sandboxes) -> None:
     """Let it go on; repeatable. Raises Unsupported, DiskFull, and then it stays paused."""
     driver = _pausing(sandbox)
     async with sandbox.switching:
+        sandbox.alive()
         if sandbox.record.state is State.PAUSED:
             await sandboxes.change(sandbox, State.RUNNING)
         if sandbox.record.state is State.RUNNING:

@@ -138,6 +138,15 @@ class Journal:
             )
         )
 
+    async def revive(self, record: Record, handle: Handle) -> None:
+        """Its inside is another one now."""
+        await self._do(
+            (
+                "UPDATE sandboxes SET record = ?, driver = ?, version = ?, state = ? WHERE sandbox = ?",
+                (record.model_dump_json(), handle.driver, handle.version, handle.state, record.sandbox),
+            )
+        )
+
     async def destroying(self, sandbox: str) -> None:
         """From here on a restarted node finishes the destroy."""
         await self._do(

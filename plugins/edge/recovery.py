@@ -20,6 +20,7 @@ from dsec.bus.handlers import ok
 from dsec.bus.messages import Record, State
 from dsec.bus.nats.directget import DirectGet
 from dsec.plugins.edge.channels import Channels
+from dsec.plugins.edge.dead import Dead
 from dsec.plugins.edge.ending import Ending, gone_key
 from dsec.plugins.edge.execs import Execs
 from dsec.plugins.edge.freezing import answering
@@ -114,7 +115,10 @@ class Recovery:
         node.sandboxes.add(sandbox)
         try:
             await node.images.recover(row.sandbox)
-            if record.state is not State.FAILED:
+            if record.state in {State.STOPPED, State.STARTING}:
+                record = record.model_copy(update={"state": State.STOPPED})
+                await self._stopped(sandbox)
+            elif record.state is not State.FAILED:
                 await self._inside(sandbox)
             await node.sandboxes.rewrite(sandbox, record, what="recovered")
         except NodeLost as error:  # of a driver in a process of its own: it went again
@@ -151,6 +155,20 @@ class Recovery:
         await self._never_started(sandbox, begun | {command.id for command in kept})
         self._channels.watch(sandbox)
 
+    async def _stopped(self, sandbox: Sandbox) -> None:
+        """Finish a half stop and undo a half start: nothing runs, and what ran is told as killed."""
+        await sandbox.driver.destroy(sandbox.id)
+        for exec_, entry in sandbox.trajectory.entries.items():
+            if entry.ended:
+                continue
+            last = await self._last(sandbox, exec_)
+            if entry.shell:
+                self._execs.sessions.killed(sandbox, entry, last)
+                continue
+            running = self._execs.run(sandbox, entry, Dead(exec_))
+            if not running.resume(last):
+                self._node.tasks.spawn(_begin(running), f"end of {exec_}")
+
     async def _failed(self, sandbox: Sandbox, error: DsecError) -> None:
         failure = Failure.INFRA if isinstance(error, GoneError) else error.failure
         reason = f"it did not survive the restart of its node: {error.message}"
@@ -168,7 +186,7 @@ class Recovery:
         if entry.shell:
             await self._execs.sessions.take_over(sandbox, entry, command, last)
             return
-        running = self._execs.run(sandbox, entry, command)
+        running = self._execs.run(sandbox, entry, self._execs.dressed(entry, command))
         if running.stdin is not None:
             self._node.tasks.spawn(running.stdin.resume(eof=not entry.stdin_open), f"stdin of {exec_}")
         if not running.resume(last):

@@ -27,6 +27,8 @@ from dsec.plugins.edge.sandboxes import Sandbox
 
 log = logging.getLogger(__name__)
 
+_WITHOUT: Final = {State.FAILED, State.STOPPED, State.STARTING}
+"""States in which the driver has nothing to recover."""
 NAMES: Final = "remote-drivers.json"
 
 
@@ -90,7 +92,7 @@ class Backends:
             write_private(self._node.home / NAMES, json.dumps(sorted(known | {name})) + "\n")
 
     async def _recover(self, sandbox: Sandbox, driver: RemoteDriver) -> None:
-        if sandbox.record.state is State.FAILED or sandbox.doomed:
+        if sandbox.record.state in _WITHOUT or sandbox.doomed:
             return
         try:
             await driver.recover(sandbox.handle)

@@ -68,6 +68,8 @@ class Sandbox:
     lost: bool = False
     """It was declared failed while the node was away: its end is not told as a destroy."""
     ending: asyncio.Task[None] | None = None
+    turning: set[asyncio.Task[None]] = field(default_factory=set)
+    """Stops and starts under way."""
     switching: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
@@ -80,16 +82,28 @@ class Sandbox:
         return any(not isinstance(running, Shell) for running in self.running.values())
 
     def inside(self) -> Guest:
-        """The agent inside. Raises SpecError for a paused sandbox, or what the sandbox failed of."""
+        """The agent inside. Raises SpecError for one that does not run, or what the sandbox failed of."""
         state = self.record.state
         if self.guest is not None and state is State.RUNNING:
             return self.guest
-        if state is State.FAILED:
-            kind = _FAILED.get(self.record.failure or Failure.INFRA, InfraError)
-            raise kind(f"the sandbox failed: {self.record.reason}")
+        self.alive()
         if self.guest is None:
             raise AgentCrippled("the sandbox's agent does not answer")
         raise SpecError(f"the sandbox is {state.value}; resume it first", field="state")
+
+    def startable(self) -> None:
+        """Raises what the sandbox failed of."""
+        if self.record.state is State.FAILED:
+            kind = _FAILED.get(self.record.failure or Failure.INFRA, InfraError)
+            raise kind(f"the sandbox failed: {self.record.reason}")
+
+    def alive(self) -> None:
+        """Raises SpecError for a sandbox that is stopped, or what it failed of."""
+        self.startable()
+        if self.record.state is State.STOPPED:
+            raise SpecError("the sandbox is stopped; start it first", field="state")
+        if self.record.state is State.STARTING:
+            raise SpecError("the sandbox is starting; wait until it runs", field="state")
 
     async def oom_killed(self) -> bool:
         """Whether a process was killed for memory since the last question."""
@@ -98,13 +112,24 @@ class Sandbox:
         before, self.oom_kills = self.oom_kills, await self.driver.oom_kills(self.id)
         return self.oom_kills > before
 
-    def end(self) -> None:
+    async def give_up(self) -> None:
+        """Its stops and starts under way end: it is going to be destroyed. Repeatable."""
+        turning = list(self.turning)
+        for task in turning:
+            task.cancel()
+        await asyncio.gather(*turning, return_exceptions=True)
+
+    def halt(self) -> None:
         """Nothing inside lives on: its commands end, told as killed. Repeatable."""
         for running in self.running.values():
             running.abandon()
         if self.guest is not None:
             self.guest.close()
         self.guest = None
+
+    def end(self) -> None:
+        """As `halt`, and no command comes any more. Repeatable."""
+        self.halt()
         self.trajectory.close()
 
     def forsake(self) -> None:
@@ -194,8 +219,8 @@ class Sandboxes:
 
     def promised(self) -> Iterable[Limits]:
         """The limits of everything live or coming."""
-        live = [one.record.applied for one in self._table.values() if one.record.state is not State.FAILED]
-        waiting = [row.record.applied for row in self.waiting.values() if row.record is not None]
+        live = [_held(one.record) for one in self._table.values() if one.record.state is not State.FAILED]
+        waiting = [_held(row.record) for row in self.waiting.values() if row.record is not None]
         return [*live, *waiting, *self._reserved.values()]
 
     def add(self, sandbox: Sandbox) -> None:
@@ -241,3 +266,8 @@ class Sandboxes:
         self._appender.put(
             subjects.event(what, record.project, record.sandbox), event.model_dump_json().encode()
         )
+
+
+def _held(record: Record) -> Limits:
+    """What it is promised now: a stopped one keeps its place only."""
+    return Limits() if record.state is State.STOPPED else record.applied

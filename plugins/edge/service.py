@@ -42,6 +42,7 @@ from dsec.bus.messages import (
     SignalExec,
     StartExec,
     Veto,
+    StopSandbox,
     WriteStdin,
 )
 from dsec.bus.transport import Received
@@ -55,6 +56,7 @@ from dsec.plugins.edge.node import Node
 from dsec.plugins.edge.once import Once
 from dsec.plugins.edge.sandboxes import Sandbox
 
+from dsec.plugins.edge.stopping import Stopping
 CONCURRENCY: Final = 4096
 AUDITED: Final = frozenset(
     {
@@ -62,6 +64,8 @@ AUDITED: Final = frozenset(
         ("sandbox", "pause"),
         ("sandbox", "resume"),
         ("sandbox", "pack"),
+        ("sandbox", "stop"),
+        ("sandbox", "start"),
         ("sandbox", "renew"),
         ("exec", "signal"),
         ("file", "remove"),
@@ -72,10 +76,11 @@ AUDITED: Final = frozenset(
 class Service:
     """Handlers of one node."""
 
-    def __init__(self, node: Node, creator: Creator, ending: Ending) -> None:
+    def __init__(self, node: Node, creator: Creator, stopping: Stopping, ending: Ending) -> None:
         self._node = node
         self._creator = creator
         self._ending = ending
+        self._stopping = stopping
         once = Once()
         execs, files = Execs(node), Files(node, once)
         self._handlers: dict[tuple[str, str], Handler] = {
@@ -84,6 +89,8 @@ class Service:
             ("sandbox", "pause"): typed(Request, once.around(self.pause)),
             ("sandbox", "resume"): typed(Request, once.around(self.resume)),
             ("sandbox", "pack"): typed(PackSandbox, once.around(self.pack)),
+            ("sandbox", "stop"): typed(StopSandbox, once.around(self.stop)),
+            ("sandbox", "start"): typed(Request, once.around(self.start)),
             ("sandbox", "renew"): typed(RenewSandbox, once.around(self.renew)),
             ("exec", "start"): typed(StartExec, execs.start),
             ("exec", "stdin"): typed(WriteStdin, execs.stdin),
@@ -218,6 +225,18 @@ class Service:
 
     async def pack(self, call: Call, request: PackSandbox) -> bytes:
         """The writable layer as a layer, from a frozen sandbox. Raises Conflict, DiskFull."""
+    async def stop(self, call: Call, request: StopSandbox) -> bytes:
+        """End what runs, keep what was written; repeatable. Raises SpecError, DiskFull."""
+        sandbox = self._sandbox(call)
+        await self._stopping.stop(sandbox, request.grace)
+        return ok(sandbox.record)
+
+    async def start(self, call: Call, _: Request) -> bytes:
+        """Run again; repeatable. Raises NoCapacity, SpecError, DiskFull, and as a create does."""
+        sandbox = self._sandbox(call)
+        await self._stopping.start(sandbox)
+        return ok(sandbox.record)
+
         sandbox = self._sandbox(call)
         async with frozen(sandbox):
             layer = await layers.pack(

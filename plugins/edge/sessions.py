@@ -10,13 +10,14 @@ from typing import Any, Final
 
 import orjson
 
-from dsec.bus.chronus.guest import Exec
+from dsec.bus.chronus.guest import Exec, Exit
 from dsec.bus.errors import BrokerDown, DeadlineExceeded, DsecError, NoSuchExec, NoSuchProgram, SpecError
 from dsec.bus.frames import Frame, Kind
 from dsec.bus.messages import Ended, StartExec
 from dsec.bus.nats.appender import Stored
 from dsec.plugins.edge import dialect
 from dsec.plugins.edge.dialect import Dialect
+from dsec.plugins.edge.leader import KILLED
 from dsec.plugins.edge.node import Node
 from dsec.plugins.edge.running import Running
 from dsec.plugins.edge.sandboxes import Sandbox
@@ -100,18 +101,7 @@ class Sessions:
         exit_ = shell.leader.exited.result()
         sandbox.sessions[shell.entry.exec] = exit_
         await shell.leader.kill()
-        end = orjson.dumps(
-            {
-                "ended": Ended.EXIT if exit_.signal is None else Ended.SIGNAL,
-                "code": exit_.code,
-                "signal": exit_.signal,
-                "wall_ms": shell.leader.wall_ms,
-                "cpu_ms": exit_.cpu_us / 1000,
-                "max_rss": exit_.max_rss,
-                "truncated": False,
-                "output_bytes": 0,
-            }
-        )
+        end = end_of(exit_, shell.leader.wall_ms)
         log = log_of(self._node, sandbox, shell.entry)
         log.sequence = 1
         stored = log.exit(end)
@@ -122,6 +112,16 @@ class Sessions:
             self._node.tasks.spawn(_release(sandbox, shell, end), f"release of {shell.entry.exec}")
 
     # --- a restarted node
+
+    def killed(self, sandbox: Sandbox, entry: Entry, last: Frame | None) -> None:
+        """A session that died with its inside: have its end told."""
+        sandbox.sessions[entry.exec] = KILLED
+        end = end_of(KILLED, 0)
+        if last is None or last.kind is not Kind.EXIT:
+            log = log_of(self._node, sandbox, entry)
+            log.sequence = 1
+            log.exit(end)
+        sandbox.trajectory.end(entry.exec, end)
 
     async def take_over(self, sandbox: Sandbox, entry: Entry, command: Exec, last: Frame | None) -> None:
         """Go on with a session; `recover` with its command, then `settle`."""
@@ -177,6 +177,22 @@ async def _started(sandbox: Sandbox, entry: Entry, request: StartExec) -> Exec:
 def meta_of(entry: Entry) -> bytes:
     """What the first record of a session tells."""
     return orjson.dumps({"exec": entry.exec, "started": int(entry.started * 1000), "shell": entry.shell})
+
+
+def end_of(exit_: Exit, wall_ms: float) -> bytes:
+    """An ExecEnd of a session, which has no output of its own."""
+    return orjson.dumps(
+        {
+            "ended": Ended.EXIT if exit_.signal is None else Ended.SIGNAL,
+            "code": exit_.code,
+            "signal": exit_.signal,
+            "wall_ms": wall_ms,
+            "cpu_ms": exit_.cpu_us / 1000,
+            "max_rss": exit_.max_rss,
+            "truncated": False,
+            "output_bytes": 0,
+        }
+    )
 
 
 async def _in_time(reserving: Coroutine[Any, Any, Turn], request: StartExec) -> Turn:

@@ -1,7 +1,7 @@
 """The states of a sandbox and the changes between them: pure.
 
-PENDING -> STARTING -> RUNNING <-> PAUSED;  RUNNING -> STOPPED -> STARTING;  any -> DESTROYED;
-any of them -> FAILED;  RUNNING -> UNKNOWN -> RUNNING | FAILED.
+PENDING -> STARTING -> RUNNING <-> PAUSED;  RUNNING | PAUSED -> STOPPED -> STARTING -> RUNNING | STOPPED;
+any -> DESTROYED;  any of them -> FAILED;  RUNNING -> UNKNOWN -> RUNNING | FAILED.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dsec.bus.messages import State
 _ENDS: Final = frozenset({State.FAILED, State.DESTROYED})
 NEXT: Final[dict[State, frozenset[State]]] = {
     State.PENDING: frozenset({State.STARTING}) | _ENDS,
-    State.STARTING: frozenset({State.RUNNING}) | _ENDS,
+    State.STARTING: frozenset({State.RUNNING, State.STOPPED}) | _ENDS,
     State.RUNNING: frozenset({State.PAUSED, State.STOPPED, State.UNKNOWN}) | _ENDS,
-    State.PAUSED: frozenset({State.RUNNING}) | _ENDS,
+    State.PAUSED: frozenset({State.RUNNING, State.STOPPED}) | _ENDS,
     State.STOPPED: frozenset({State.STARTING}) | _ENDS,
     State.UNKNOWN: frozenset({State.RUNNING}) | _ENDS,
     State.FAILED: frozenset({State.DESTROYED}),

@@ -48,3 +48,7 @@ class TestIsolation(IsolationSuite):
 
 class TestRecovery(RecoverySuite):
     pass
+
+
+class TestStoppingRecovery(StoppingRecoverySuite):
+    pass

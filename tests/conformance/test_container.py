@@ -37,3 +37,8 @@ class TestIsolation(conformance.IsolationSuite):
 @pytest.mark.kill
 class TestRecovery(conformance.RecoverySuite):
     pass
+
+
+@pytest.mark.kill
+class TestStoppingRecovery(conformance.StoppingRecoverySuite):
+    pass
