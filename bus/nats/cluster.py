@@ -132,9 +132,9 @@ async def survey(bus: Bus, *, listed: int = 1, within: float = SURVEY_WITHIN) ->
     every = asyncio.Event()
 
     def heard(message: Received) -> None:
-        body = orjson.loads(message.data)
-        if "data" in body:
-            answers.append(body["data"])
+        told = orjson.loads(message.data).get("data") or {}
+        if told.get("config", {}).get("max_storage"):  # a server without JetStream stores nothing
+            answers.append(told)
             if len(answers) >= max(listed, _size(answers)):
                 every.set()
 
