@@ -122,13 +122,34 @@ class Sandbox:
         log_bytes: int | None = None,
         detach: bool = False,
         durable: bool = False,
-    ) -> Exec:
+    ) -> Exec: ...
+
+    async def start(
+        self,
+        command: str | Sequence[str] | None = None,
+        *,
+        timeout: float | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        stdin: bytes | str | None = None,
+        stdin_open: bool = False,
+        key: str | None = None,
+        log_bytes: int | None = None,
+        detach: bool = False,
+        durable: bool = False,
+    ) -> Exec | Record:
         """Start a command; arguments as for `run`. Its id is known and durable on return.
 
         `stdin_open` keeps standard input open for `Exec.write_stdin`. `detach` returns as soon as the
         command is forked and lets it run without a reader: all its output goes to the log. Raises like
         `run`.
+
+        Without a command: the sandbox itself, which was stopped, with all that was written; repeatable.
+        Raises NoCapacity (its node has no room for it now), SpecError, NoSuchSandbox.
         """
+        if command is None:
+            return await self._updated("start", {}, key, patience=START_PATIENCE)
         op = new_operation() if key is None else check("operation", key)
         body: dict[str, Any] = {"argv": [*SHELL, command] if isinstance(command, str) else [*command]}
         given = stdin.encode() if isinstance(stdin, str) else stdin
@@ -149,12 +170,7 @@ class Sandbox:
     async def _start(self, body: dict[str, Any], op: str) -> Exec:
         exec_id = exec_of(op)
         try:
-
-        Without a command: the sandbox itself, which was stopped, with all that was written; repeatable.
-        Raises NoCapacity (its node has no room for it now), SpecError, NoSuchSandbox.
             answer = await self._link.ask(self._link.subject("exec", "start", self.id), body, op=op)
-        if command is None:
-            return await self._updated("start", {}, key, patience=START_PATIENCE)
         except NoSuchExec:  # repeated, and ended so long ago that only the log has it
             return Exec(self._link, self.id, exec_id)
         first = unpack(answer) if is_frame(answer) else None
@@ -233,6 +249,14 @@ class Sandbox:
     async def resume(self, *, key: str | None = None) -> Record:
         """Go on where `pause` stopped; repeatable. Raises Unsupported, NoSuchSandbox."""
         return await self._updated("resume", {}, key)
+
+    async def stop(self, *, grace: float = 0.0, key: str | None = None) -> Record:
+        """End everything inside and keep what it has written; repeatable.
+
+        Commands are asked to end (SIGTERM) and have `grace` seconds, then they are killed, and their results
+        tell so. A stopped sandbox gives cores and memory back to its node. Raises SpecError, NoSuchSandbox.
+        """
+        return await self._updated("stop", {"grace": grace}, key, patience=self._link.patience + grace)
 
     async def renew(self, ttl: float, *, key: str | None = None) -> Record:
         """Destroyed `ttl` seconds from now instead. Raises SpecError, NoSuchSandbox."""

@@ -237,6 +237,14 @@ class Sandboxes:
         record = sandbox.record.model_copy(update={"state": state})
         return await self.rewrite(sandbox, record, what=state.value)
 
+    async def revive(self, sandbox: Sandbox, handle: Handle) -> None:
+        """It runs again, as `handle`. Raises DiskFull, InfraError."""
+        change(sandbox.record.state, State.RUNNING)
+        record = sandbox.record.model_copy(update={"state": State.RUNNING})
+        await self._journal.revive(record, handle)
+        sandbox.record, sandbox.handle = record, handle
+        self.publish(record, record.state.value)
+
     async def fail(self, sandbox: Sandbox, failure: Failure, reason: str) -> None:
         """It has failed, whether or not that can be journalled: a restarted node finds it dead again."""
         failed = {"state": State.FAILED, "failure": failure, "reason": reason}

@@ -34,6 +34,8 @@ COMMANDS: Final = (
     "run",
     "create",
     "exec",
+    "stop",
+    "start",
     "fn",
     "ls",
     "stat",

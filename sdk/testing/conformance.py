@@ -7,6 +7,7 @@ from dsec.sdk.testing.lifecycle import LifecycleSuite
 from dsec.sdk.testing.output import OutputSuite
 from dsec.sdk.testing.recovery import RecoverySuite, split, victim
 from dsec.sdk.testing.sessions import SessionSuite, sh
+from dsec.sdk.testing.stopping import StoppingRecoverySuite, StoppingSuite
 
 __all__ = [
     "ExecSuite",
@@ -16,6 +17,8 @@ __all__ = [
     "OutputSuite",
     "RecoverySuite",
     "SessionSuite",
+    "StoppingRecoverySuite",
+    "StoppingSuite",
     "sh",
     "split",
     "victim",
@@ -39,6 +42,10 @@ class TestFiles(FileSuite):
 
 
 class TestSessions(SessionSuite):
+    pass
+
+
+class TestStopping(StoppingSuite):
     pass
 
 

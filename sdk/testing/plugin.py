@@ -24,6 +24,7 @@ pytest.register_assert_rewrite(
             "output",
             "recovery",
             "sessions",
+            "stopping",
             "calls",
             "probes",
         )

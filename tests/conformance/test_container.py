@@ -30,6 +30,10 @@ class TestSessions(conformance.SessionSuite):
     pass
 
 
+class TestStopping(conformance.StoppingSuite):
+    pass
+
+
 class TestIsolation(conformance.IsolationSuite):
     pass
 
