@@ -41,8 +41,8 @@ from dsec.bus.messages import (
     Request,
     SignalExec,
     StartExec,
-    Veto,
     StopSandbox,
+    Veto,
     WriteStdin,
 )
 from dsec.bus.transport import Received
@@ -55,17 +55,17 @@ from dsec.plugins.edge.freezing import frozen, pause, resume
 from dsec.plugins.edge.node import Node
 from dsec.plugins.edge.once import Once
 from dsec.plugins.edge.sandboxes import Sandbox
-
 from dsec.plugins.edge.stopping import Stopping
+
 CONCURRENCY: Final = 4096
 AUDITED: Final = frozenset(
     {
         ("sandbox", "destroy"),
         ("sandbox", "pause"),
         ("sandbox", "resume"),
-        ("sandbox", "pack"),
         ("sandbox", "stop"),
         ("sandbox", "start"),
+        ("sandbox", "pack"),
         ("sandbox", "renew"),
         ("exec", "signal"),
         ("file", "remove"),
@@ -79,8 +79,8 @@ class Service:
     def __init__(self, node: Node, creator: Creator, stopping: Stopping, ending: Ending) -> None:
         self._node = node
         self._creator = creator
-        self._ending = ending
         self._stopping = stopping
+        self._ending = ending
         once = Once()
         execs, files = Execs(node), Files(node, once)
         self._handlers: dict[tuple[str, str], Handler] = {
@@ -88,9 +88,9 @@ class Service:
             ("sandbox", "destroy"): typed(Request, self.destroy),
             ("sandbox", "pause"): typed(Request, once.around(self.pause)),
             ("sandbox", "resume"): typed(Request, once.around(self.resume)),
-            ("sandbox", "pack"): typed(PackSandbox, once.around(self.pack)),
             ("sandbox", "stop"): typed(StopSandbox, once.around(self.stop)),
             ("sandbox", "start"): typed(Request, once.around(self.start)),
+            ("sandbox", "pack"): typed(PackSandbox, once.around(self.pack)),
             ("sandbox", "renew"): typed(RenewSandbox, once.around(self.renew)),
             ("exec", "start"): typed(StartExec, execs.start),
             ("exec", "stdin"): typed(WriteStdin, execs.stdin),
@@ -223,8 +223,6 @@ class Service:
         await resume(sandbox, self._node.sandboxes)
         return ok(sandbox.record)
 
-    async def pack(self, call: Call, request: PackSandbox) -> bytes:
-        """The writable layer as a layer, from a frozen sandbox. Raises Conflict, DiskFull."""
     async def stop(self, call: Call, request: StopSandbox) -> bytes:
         """End what runs, keep what was written; repeatable. Raises SpecError, DiskFull."""
         sandbox = self._sandbox(call)
@@ -237,6 +235,8 @@ class Service:
         await self._stopping.start(sandbox)
         return ok(sandbox.record)
 
+    async def pack(self, call: Call, request: PackSandbox) -> bytes:
+        """The writable layer as a layer, from a frozen sandbox. Raises Conflict, DiskFull."""
         sandbox = self._sandbox(call)
         async with frozen(sandbox):
             layer = await layers.pack(
