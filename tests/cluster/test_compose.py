@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from dsec.sdk.cli import main, parser
 from dsec.sdk.cli.up import Options
 from dsec.sdk.testing import platform
 from tests.cluster.trio import free_ports
+from tests.docs.documents import finished, shell
 
 COMPOSE = Path(__file__).parent.parent.parent / "compose"
 MODEL: dict[str, Any] = yaml.safe_load((COMPOSE / "compose.yaml").read_text())
@@ -89,17 +89,18 @@ def test_every_part_is_scraped() -> None:
     assert all("--metrics=0.0.0.0:9464" in SERVICES[service]["command"] for service in PARTS)
 
 
-def set_up(root: Path) -> list[list[str]]:
-    """The commands of the set-up, with its directories below `root`."""
+def set_up(root: Path) -> list[str]:
+    """The lines of the set-up, with its directories below `root`."""
     (script,) = SERVICES["set-up"]["command"]
     for _, target in mounts("set-up"):
         script = re.sub(rf"(?<![\w.]){target}(?=[\s/])", str(root) + target, script)
-    return [shlex.split(line) for line in script.replace("\\\n", "").splitlines()]
+    return [str(line) for line in script.replace("\\\n", "").splitlines()]
 
 
 async def test_the_set_up_makes_servers_and_two_homes_of_one_platform(tmp_path: Path) -> None:
     """Its script is run as it stands, but that each server listens to loopback, on a port of its own."""
-    _, config, *rest = set_up(tmp_path)
+    _, first, *rest = set_up(tmp_path)
+    config = shlex.split(first)
     ports = free_ports(6)
     for name, port, routes in zip(BROKERS, ports[:3], ports[3:], strict=True):
         config[config.index(name)] = f"{name}=127.0.0.1:{port}:{routes}"
@@ -109,10 +110,8 @@ async def test_the_set_up_makes_servers_and_two_homes_of_one_platform(tmp_path: 
         (tmp_path / target.lstrip("/")).mkdir(mode=0o700)
     assert config[0] == "dsec"
     assert await asyncio.to_thread(main, [*config[1:], "--listen", "127.0.0.1", "--monitor", "0"]) == 0
-    for words in rest:
-        program = sys.executable if words[0] == "python" else words[0]
-        done = await asyncio.create_subprocess_exec(program, *words[1:])
-        assert await done.wait() == 0, words
+    for line in [*rest[:1], *rest]:  # half a set-up is finished by the next
+        await finished(await shell(line, tmp_path))
     servers = [await started(tmp_path / "brokers" / name) for name in BROKERS]
     ca = tmp_path / "ca" / "ca.pem"
     try:
