@@ -34,6 +34,7 @@ TENANT_VERBS: Final[dict[tuple[str, str], int]] = {
         ("file", verb): 4 for verb in ("read", "write", "list", "stat", "remove")
     },  # file.read.<p>.<u>.<n>.<s>
     ("fn", "call"): 2,  # fn.call.<p>.<u>
+    ("fn", "gpu"): 2,  # fn.gpu.<p>.<u>
     ("log", "fetch"): 2,  # log.fetch.<p>.<u>
     **{
         ("iam", verb): 2  # iam.project.<p>.<u>

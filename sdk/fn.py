@@ -207,7 +207,7 @@ async def _ask(link: Link, asked: dict[str, Any], timeout: float | None, op: str
     parse_call(asked)  # refused here with the same error, before it travels
     wall = float(asked.get("limits", {}).get("wall") or CallLimits().wall)
     patience = min(timeout or wall + QUEUEING, LONGEST)
-    subject = link.subject("fn", "call")
+    subject = link.subject("fn", "gpu" if asked.get("gpu") else "call")
     answer = await link.call(subject, {"call": asked}, op=op, patience=patience, attempt=patience)
     return CallResult.model_validate(answer)
 

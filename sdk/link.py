@@ -22,6 +22,7 @@ from dsec.bus.errors import (
     DeadlineExceeded,
     DsecError,
     Failure,
+    NoCapacity,
     NodeLost,
     Overloaded,
     SpecError,
@@ -154,8 +155,12 @@ class Link:
         return Record.model_validate(page["sandboxes"][0]) if page["sandboxes"] else None
 
     async def _unless_lost(self, subject: str, unanswered: DsecError) -> None:
-        """Raises NodeLost when the sandbox was declared failed: nobody is going to answer."""
+        """Raises NodeLost when the sandbox was declared failed, NoCapacity when no node has devices: nobody
+        is going to answer.
+        """
         address = subjects.parse(subject)
+        if (address.noun, address.verb) == ("fn", "gpu") and isinstance(unanswered, NodeLost):
+            raise NoCapacity("no node with a declared device listens", field="gpu") from unanswered
         if not address.sandbox or isinstance(unanswered, (BrokerDown, Overloaded)):
             return
         try:

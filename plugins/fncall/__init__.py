@@ -1,9 +1,9 @@
 """Stateless calls (DSec's FnCall): Python functions, scripts, C and C++, and judges of programs by the
 thousand.
 
-Every node serves `fn.call` in one queue group. A call leaves no record; one audit event tells of it. A
-repeated operation finds the first answer while its deadline lasts, if it comes to the same node; on another
-one the call is done again, which nobody can tell from the outside.
+Every node serves `fn.call` in one queue group, those with declared devices `fn.gpu` too. A call leaves no
+record; one audit event tells of it. A repeated operation finds the first answer while its deadline lasts, if
+it comes to the same node; on another one the call is done again, which nobody can tell from the outside.
 """
 
 from __future__ import annotations
@@ -52,18 +52,19 @@ class Fncall:
             auditor = Auditor(appender, "fncall")
             fncall = cls(caller, auditor)
             handler = typed(FnCall, Once().around(fncall.call))
-            served = subjects.served("fn", "call")
-            async with (
-                receiving(bus, subjects.node_drain(context.node), fncall.drain),
-                serving(
-                    bus,
-                    served,
-                    auditor.denials(handler),
-                    queue=QUEUE,
-                    concurrency=CONCURRENCY,
-                    refused=auditor.refused,
-                ),
-            ):
+            async with contextlib.AsyncExitStack() as stack:
+                drains = receiving(bus, subjects.node_drain(context.node), fncall.drain)
+                await stack.enter_async_context(drains)
+                for verb in ("call", "gpu") if caller.devices else ("call",):
+                    block = serving(
+                        bus,
+                        subjects.served("fn", verb),
+                        auditor.denials(handler),
+                        queue=QUEUE,
+                        concurrency=CONCURRENCY,
+                        refused=auditor.refused,
+                    )
+                    await stack.enter_async_context(block)
                 yield
 
     async def call(self, call: Call, request: FnCall) -> bytes:

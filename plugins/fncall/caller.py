@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import fcntl
 import os
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Final, Self
 
 from dsec.bus.caller import CallLimits, CallResult, CallSpec, Compiled
 from dsec.bus.driver import Images
-from dsec.bus.errors import DeadlineExceeded, MissingTool, NoSuchArtefact, SpecError, TooLarge, Unsupported
+from dsec.bus.errors import DeadlineExceeded, MissingTool, NoSuchArtefact, SpecError, TooLarge
 from dsec.bus.layers import resolve
 from dsec.bus.spec import Image
 from dsec.bus.userns import UserNamespaces
 from dsec.plugins.fncall.artefacts import Artefacts
 from dsec.plugins.fncall.build import binary
+from dsec.plugins.fncall.devices import Devices, declared
 from dsec.plugins.fncall.groups import Groups
 from dsec.plugins.fncall.judge import Judging, checker_spec, decoded
 from dsec.plugins.fncall.pool import Pool
@@ -61,6 +63,7 @@ class FnCaller:
         self._runner = runner
         self._artefacts = artefacts
         self._settings = settings
+        self.devices = Devices(settings.devices)
         self._compiled: OrderedDict[tuple[str, str], str] = OrderedDict()
         self._compiling: dict[tuple[str, str], asyncio.Lock] = {}
 
@@ -70,7 +73,7 @@ class FnCaller:
         cls, home: Path, images: Images, node: str, settings: Settings | None = None
     ) -> AsyncIterator[Self]:
         """Takes calls while the block runs; then nothing of any call is left. Raises MissingTool."""
-        chosen = settings or Settings()
+        chosen = settings or Settings(devices=declared(home / "devices.json"))
         _check()
         groups, namespaces = Groups.here(home), UserNamespaces()
         await asyncio.to_thread(groups.sweep)
@@ -88,11 +91,17 @@ class FnCaller:
     async def call(self, project: str, spec: CallSpec, deadline: float) -> CallResult:
         """See `bus.caller.Caller`."""
         _refuse(spec)
+        gpu = spec.gpu
         image = await resolve(self._images, project, spec.image or Image(base=DEFAULT_IMAGE))
         home = Home(project, image)
         try:
             async with asyncio.timeout(max(0.0, deadline - time.time())):
-                done = await self._done(home, spec, deadline)
+                if gpu is None:
+                    done = await self._done(home, spec, deadline)
+                else:
+                    async with self.devices.taken(gpu) as device:
+                        equipped = dataclasses.replace(home, device=device)
+                        done = await self._done(equipped, with_env(spec, dict(device.env)), deadline)
         except TimeoutError:
             raise DeadlineExceeded("the call did not end before the request's deadline") from None
         return done.model_copy(update={"node": self._node})
@@ -186,10 +195,13 @@ class FnCaller:
         return code, Compiled(ok=True, log=log, wall_ms=wall)
 
 
+def with_env(spec: CallSpec, env: Mapping[str, str]) -> CallSpec:
+    """What a device wants a program to know, and what the call itself sets over that."""
+    return spec.model_copy(update={"env": {**env, **spec.env}})
+
+
 def _refuse(spec: CallSpec) -> None:
-    """Raises Unsupported, SpecError for what does not go together."""
-    if spec.gpu is not None:
-        raise Unsupported("no device is declared on this node: a call cannot have a GPU here", field="gpu")
+    """Raises SpecError for what does not go together."""
     if spec.judge is not None and (spec.entry is not None or spec.outputs or spec.keep):
         raise SpecError("a judge runs a program: it has no entry, outputs or artefacts", field="judge")
     if spec.language != "python" and (spec.args or spec.kwargs):

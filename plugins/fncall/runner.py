@@ -16,6 +16,7 @@ from dsec.bus.spec import Image
 from dsec.plugins.fncall.artefacts import LONGEST
 from dsec.plugins.fncall.boxes import Box
 from dsec.plugins.fncall.channel import memory
+from dsec.plugins.fncall.devices import Device
 from dsec.plugins.fncall.pool import Pool
 from dsec.plugins.fncall.programs import Program
 from dsec.plugins.fncall.room import Room
@@ -43,6 +44,7 @@ class Home:
 
     project: str
     image: Image
+    device: Device | None = None
 
 
 class Runner:
@@ -69,7 +71,7 @@ class Runner:
 
         Raises what the parts raise: NoCapacity, Overloaded, NoSuchImage, SpecError, LimitError, NoSuchFile…
         """
-        key = Key(home.project, home.image, program.imports)
+        key = Key(home.project, home.image, program.imports, home.device)
         patience = max(0.0, min(self._settings.patience, deadline - time.time()))
         async with (
             self._room.taken(limits.memory, patience),

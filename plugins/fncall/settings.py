@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass, field
 from typing import Final
 
+from dsec.plugins.fncall.devices import Device
+
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 DEFAULT_IMAGE: Final = "functions"
 """Name of the layer in the node's catalog in which calls run that ask for none."""
@@ -38,3 +40,4 @@ class Settings:
     warm_within: float = 30.0
     artefact_bytes: int = 256 * MIB
     """Kept per project on this node; the least recently used go first."""
+    devices: tuple[Device, ...] = ()

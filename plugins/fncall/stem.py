@@ -65,18 +65,19 @@ class Stem:
     @classmethod
     @contextlib.asynccontextmanager
     async def started(
-        cls, program: int, rootfs: Path, userns: str, cgroups: Sequence[Path]
+        cls, program: int, rootfs: Path, userns: str, more: Sequence[str]
     ) -> AsyncIterator[Stem]:
         """A worker's PID 1 on `rootfs`, in the user namespace at path `userns`; ended with the block, and all
         inside.
 
-        `program`: descriptor of a sealed copy of the program. Raises InfraError.
+        `program`: descriptor of a sealed copy of the program; `more`: files of cgroups that it joins,
+        devices. Raises InfraError.
         """
         ours, theirs = pair()
         stem = cls()
         stem._log = memory("stem")
         try:
-            stem._pid = _spawn(program, theirs.fileno(), userns, stem._log, rootfs, cgroups)
+            stem._pid = _spawn(program, theirs.fileno(), userns, stem._log, rootfs, more)
         except BaseException:
             ours.close()
             os.close(stem._log)
@@ -155,14 +156,14 @@ class Stem:
         os.close(self._log)
 
 
-def _spawn(program: int, control: int, userns: str, log: int, rootfs: Path, cgroups: Sequence[Path]) -> int:
+def _spawn(program: int, control: int, userns: str, log: int, rootfs: Path, more: Sequence[str]) -> int:
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     namespace = os.open(userns, os.O_RDONLY | os.O_CLOEXEC)
     wanted = {0: null, 1: null, 2: log, 3: control, 4: namespace, 5: program}
     # sources are lifted above the targets, which posix_spawn would otherwise overwrite in passing
     lifted = {target: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 16) for target, fd in wanted.items()}
     actions = [(os.POSIX_SPAWN_DUP2, source, target) for target, source in lifted.items()]
-    argv = ["fncall", "enter", str(rootfs), *map(str, cgroups)]
+    argv = ["fncall", "enter", str(rootfs), *more]
     try:
         return os.posix_spawn(f"/proc/self/fd/{lifted[5]}", argv, {}, file_actions=actions, setsigmask=[])
     except OSError as error:

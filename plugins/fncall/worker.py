@@ -23,6 +23,7 @@ from dsec.bus.spec import Image
 from dsec.bus.userns import UserNamespaces
 from dsec.plugins.fncall.boxes import Box
 from dsec.plugins.fncall.channel import Channel, Watched, close_all, memory, pair
+from dsec.plugins.fncall.devices import Device
 from dsec.plugins.fncall.groups import Groups, Place
 from dsec.plugins.fncall.settings import MIB, Settings
 from dsec.plugins.fncall.stem import ZYGOTE, Stem, order
@@ -41,6 +42,7 @@ class Key:
     project: str
     image: Image
     imports: tuple[str, ...] | None
+    device: Device | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +129,9 @@ class Worker:
             stack.push_async_callback(images.release, name)
             stack.push_async_callback(_remove, tools.groups, name)
             files = tools.groups.worker(name, settings.worker_memory)
+            given = key.device.arguments() if key.device is not None else []
             async with tools.namespaces.owned(rootfs.uid_base, IDS, owner=rootfs.uid_base) as userns:
-                starting = Stem.started(tools.program, rootfs.path, userns, files)
+                starting = Stem.started(tools.program, rootfs.path, userns, [*map(str, files), *given])
                 stem = await stack.enter_async_context(starting)
             worker = cls(name, stem, tools.groups)
             stack.callback(worker._close)

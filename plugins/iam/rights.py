@@ -92,6 +92,7 @@ def _edge(node: str) -> Rights:
             *(subjects.driver_news(verb, node) for verb in subjects.DRIVER_NEWS),
             *_service("edge", node),
             subjects.served("fn", "call"),
+            subjects.served("fn", "gpu"),
             f"plugin.drain.fncall.{node}",
         ),
         answer_within=150.0,  # a create from a cold image may take the client's whole 120 s

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dsec.bus.errors import SpecError, UnknownField, Unsupported
+from dsec.bus.errors import NoCapacity, SpecError, UnknownField, Unsupported
 from dsec.sdk import Client
 from dsec.sdk.testing.probes import PROBES
 
@@ -87,5 +87,5 @@ class CallSuite:
             await calls.call("1", limits={"speed": 1})  # type: ignore[typeddict-unknown-key]  # on purpose
         with pytest.raises(SpecError, match="nowhere"):
             await calls.call("1", imports=["nowhere"])
-        with pytest.raises(Unsupported):
-            await calls.call("1", gpu={"mode": "exclusive"})
+        with pytest.raises((Unsupported, NoCapacity)):
+            await calls.call("1", gpu={"mode": "exclusive", "memory": 1 << 50})

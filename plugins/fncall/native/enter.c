@@ -45,8 +45,25 @@ static int detached(const char *type, const char *key, const char *value) {
     return made;
 }
 
+/* `dev:NAME:MAJOR:MINOR`: a device that the node's operator declared. */
+static void declared(int at, char *what) {
+    char *name = strtok(what + 4, ":"), *major = strtok(0, ":"), *minor = strtok(0, ":"), *slash;
+    need(name && major && minor ? 0 : (errno = EINVAL, -1), "a declared device");
+    if ((slash = strchr(name, '/'))) {
+        *slash = 0;
+        if (mkdirat(at, name, 0755) < 0 && errno != EEXIST)
+            need(-1, name);
+        *slash = '/';
+    }
+    need(mknodat(at, name, S_IFCHR | 0666, makedev((unsigned)atoi(major), (unsigned)atoi(minor))), name);
+}
+
+static int is_device(const char *argument) {
+    return !strncmp(argument, "dev:", 4);
+}
+
 /* Device nodes cannot be made in a user namespace; these lie in no path of the host. */
-static int devices(void) {
+static int devices(char **more) {
     static const struct { const char *name; unsigned minor; } all[] = {
         {"null", 3}, {"zero", 5}, {"full", 7}, {"random", 8}, {"urandom", 9}};
     static const char *const links[][2] = {{"/proc/self/fd", "fd"},
@@ -58,6 +75,9 @@ static int devices(void) {
     for (size_t i = 0; i < sizeof links / sizeof *links; i++)
         need(symlinkat(links[i][0], at, links[i][1]), "symlink");
     need(mkdirat(at, "shm", 0755), "mkdir");
+    for (; *more; more++)
+        if (is_device(*more))
+            declared(at, *more);
     restrict_mount(at, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC);
     return at;
 }
@@ -104,17 +124,21 @@ static void default_signals(void) {
         syscall(SYS_rt_sigaction, number, &plain, 0, 8);
 }
 
-void enter(const char *root, char **cgroups) {
+static void join(const char *cgroup) {
+    int group = (int)need(open(cgroup, O_WRONLY | O_CLOEXEC), cgroup);
+    need(write(group, "0", 1), cgroup);
+    close(group);
+}
+
+void enter(const char *root, char **more) {
     default_signals();
-    for (; *cgroups; cgroups++) {
-        int group = (int)need(open(*cgroups, O_WRONLY | O_CLOEXEC), *cgroups);
-        need(write(group, "0", 1), *cgroups);
-        close(group);
-    }
+    for (char **one = more; *one; one++)
+        if (!is_device(*one))
+            join(*one);
     int tree = (int)need(
         syscall(SYS_open_tree, AT_FDCWD, root, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC), root);
     restrict_mount(tree, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV);
-    int dev = devices();
+    int dev = devices(more);
     need(setns(USER_NAMESPACE, CLONE_NEWUSER), "the user namespace");
     need(syscall(SYS_setgroups, 0, 0), "setgroups");
     need(syscall(SYS_setresgid, 0, 0, 0), "setresgid");

@@ -50,7 +50,7 @@ int receive(int socket, struct received *into); /* 1, 0 at the end, -1 when it m
 int answer(int socket, const struct answer *what, const int *fds, int n);
 void close_all(const int *fds, int n);
 
-void enter(const char *root, char **cgroups);
+void enter(const char *root, char **more); /* files of cgroups to join, devices */
 void stem(void);
 void box(int socket, const struct received *asked);
 int put(int directory, const struct received *asked);
