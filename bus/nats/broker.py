@@ -50,9 +50,9 @@ FULL: Final = 1024 * 1024
 NO_SPACE: Final = b"no space left on device"
 LOG_BYTES: Final = 16 * 1024 * 1024
 COLLECTION: Final = {"GOGC": "300"}
-"""Environment of the server, unless it is set: a stream's table of subjects is large, and lives. Go's collector
-looks through all of it each time the heap has doubled, for a tenth of a second on both cores; with 300 it may
-grow to four times of what lives."""
+"""Environment of the server, unless it is set. A stream's table of subjects is large and lives long: the
+collector of Go looks through all of it whenever the heap has doubled, for a tenth of a second on two cores.
+With 300 the heap may grow to four times of what lives."""
 MEMORY_STORE: Final = 256 * 1024 * 1024
 
 

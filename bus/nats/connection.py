@@ -4,8 +4,9 @@ Kept: protocol parsing, authentication, reconnecting, JetStream. What differs fr
 
 - A message goes straight to a plain callback; nats-py passes it through a queue and a task per subscription.
 - Messages are read by splitting lines (`protocol`), a fifth of the cost of nats-py's expressions.
-- Commands are collected for one turn of the event loop and written at once, without a future each; a
-  publisher waits while more than `PENDING` bytes are unsent, so that no large buffer sits ahead of replies.
+- Commands are collected for two turns of the event loop and written at once, without a future each: what a
+  message sets going goes out in one write. A publisher waits while more than `PENDING` bytes are unsent, so
+  that no large buffer sits ahead of replies.
 - What is unsent when the connection breaks is dropped, never delivered later; who waits for a PONG is told.
 - An error line of the broker does not close the client for good; the broker closes what it will not serve.
 - A cancelled `flush` does not end the read loop (nats-py sets a result on the cancelled future and stops).
@@ -137,7 +138,7 @@ class Connection(Client):
             if wait > 0:
                 loop.call_later(wait, self._write_out)
             else:
-                loop.call_soon(self._write_out)
+                loop.call_soon(loop.call_soon, self._write_out)
 
     def _write_out(self) -> None:
         self._write_scheduled = False

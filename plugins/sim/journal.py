@@ -22,8 +22,9 @@ import orjson
 
 from dsec.bus.errors import DiskFull, DsecError, InfraError
 
-GATHER: Final = 0.005
-"""Seconds between two syncs at the least: what comes meanwhile goes together."""
+GATHER: Final = 0.008
+"""Seconds between two syncs at the least: what comes meanwhile goes together, to the disk and, as each node
+tells it in one write, to the broker."""
 _NO_SPACE: Final = {28, 122}
 """ENOSPC, EDQUOT."""
 
