@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from dsec.bus import subjects
 from dsec.bus.home import Home
 from dsec.bus.ids import node_of
 from dsec.bus.nats.credentials import Credentials
 from dsec.bus.nats.wire import Wire
 from dsec.bus.transport import Received
+from dsec.plugins.iam.rights import STREAMS
 from dsec.sdk import Sandbox
 from dsec.sdk.testing import platform
 from tests.docs.documents import ROOT, commands, finished, shell
@@ -26,6 +28,14 @@ NATS = [
 IDENTITIES = [line for line in LINES if re.search("p-lab|u-ann|n-second", line)]
 BACKUP = [line for line in LINES if "/backup" in line]
 KEYS = [line for line in LINES if line.startswith(("cd ", "python3 ", "export "))]
+
+
+def test_every_noun_that_a_tenant_may_ask_under_is_told() -> None:
+    table = TEXT[TEXT.index("What is not stored") : TEXT.index("Signs of trouble")]
+    nouns = {noun for noun, _ in subjects.TENANT_VERBS}
+    assert {noun for noun in nouns if f"`{noun}." not in table} == set()
+    streams = TEXT[TEXT.index("| stream | subjects |") : TEXT.index("What is not stored")]
+    assert {one for one in STREAMS if f"| `{one}` |" not in streams} == set()
 
 
 async def test_a_cluster_is_configured_as_told(tmp_path: Path) -> None:
