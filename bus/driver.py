@@ -145,6 +145,18 @@ class CanReclaim(CanPause, Protocol):
 
 
 @runtime_checkable
+class CanConnect(Protocol):
+    """Reaching what listens inside."""
+
+    async def connect(self, sandbox: str, port: int) -> socket.socket:
+        """A connected, non-blocking stream socket to TCP `port` of the inside's own loopback.
+
+        It never reaches anything else. Raises PortClosed, NoSuchSandbox, InfraError.
+        """
+        ...
+
+
+@runtime_checkable
 class CountsOom(Protocol):
     """Telling a command killed for memory from one killed otherwise."""
 

@@ -196,6 +196,18 @@ class SessionEnded(GoneError):
         self.exit_code, self.signal = body.get("exit_code"), body.get("signal")
 
 
+class PortClosed(GoneError):
+    """Nothing listens on that port inside, or nobody accepts."""
+
+    code = "port_closed"
+
+
+class NoSuchConnection(GoneError):
+    """The connection to a port inside has ended: closed, reset, long unused, or its node was restarted."""
+
+    code = "no_such_connection"
+
+
 class NoSuchArtefact(GoneError):
     """The node that does the call does not have that artefact; send the content."""
 

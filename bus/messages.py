@@ -289,6 +289,47 @@ class WriteFile(FileRequest):
     target: str | None = None
 
 
+class OpenPort(Request):
+    """port.open: a connection to TCP `port` inside, named by the request's `op`.
+
+    `within`: seconds to wait for somebody who listens; `probe`: close it again at once."""
+
+    port: int = Field(ge=1, le=65535)
+    within: float = Field(0.0, ge=0, le=5)
+    probe: bool = False
+
+
+class SendPort(Request):
+    """port.send: header of a raw request (`frames.pack_data`): bytes at `offset` of what is sent; `eof`: no
+    more follow. Answered with the offset that was reached, when they were taken or after a while."""
+
+    connection: OperationId
+    offset: Position
+    eof: bool = False
+
+
+class RecvPort(Request):
+    """port.recv: bytes from `offset` on, all before it has arrived. A long poll, answered raw
+    (`frames.pack_data`): header ReceivedPort, then the bytes."""
+
+    connection: OperationId
+    offset: Position
+
+
+class ReceivedPort(Message):
+    """Without bytes and marks: nothing has come yet."""
+
+    eof: bool = Field(default=False, description="nothing follows these bytes")
+    reset: bool = Field(default=False, description="the inside broke the connection off")
+
+
+class ClosePort(Request):
+    """port.close: `reset`: broken off, not closed in order."""
+
+    connection: OperationId
+    reset: bool = False
+
+
 class FileInfo(Message):
     """One entry of a file system; `mode` has the type bits, `mtime` is unix seconds."""
 

@@ -33,6 +33,7 @@ TENANT_VERBS: Final[dict[tuple[str, str], int]] = {
     **{
         ("file", verb): 4 for verb in ("read", "write", "list", "stat", "remove")
     },  # file.read.<p>.<u>.<n>.<s>
+    **{("port", verb): 4 for verb in ("open", "send", "recv", "close")},  # port.open.<p>.<u>.<n>.<s>
     ("fn", "call"): 2,  # fn.call.<p>.<u>
     ("fn", "gpu"): 2,  # fn.gpu.<p>.<u>
     ("log", "fetch"): 2,  # log.fetch.<p>.<u>
@@ -128,7 +129,7 @@ def tenant_subscribe(project: str, principal: str) -> list[str]:
 
 def node_requests(node: str) -> list[str]:
     """What a node listens to from principals."""
-    return [f"{noun}.*.*.*.{check('node', node)}.>" for noun in ("sandbox", "exec", "file")]
+    return [f"{noun}.*.*.*.{check('node', node)}.>" for noun in ("sandbox", "exec", "file", "port")]
 
 
 def served(noun: str, verb: str) -> str:
@@ -204,7 +205,7 @@ def plugin(verb: Literal["announce", "heartbeat", "drain"], kind: str, id_: str)
 
 DRIVER_VERBS: Final = (
     *("info", "create", "channel", "destroy", "inspect", "recover"),
-    *("pause", "resume", "reclaim", "oom_kills"),
+    *("pause", "resume", "reclaim", "oom_kills", "connect"),
 )
 """What an edge asks of a driver in a process of its own (docs/adr/0005-drivers-in-their-own-process.md)."""
 DRIVER_NEWS: Final = ("up", "death")

@@ -14,7 +14,7 @@ from dsec.bus.errors import DeadlineExceeded, GoneError, NodeLost, NoSuchExec
 from dsec.bus.frames import Kind, is_frame, unpack
 from dsec.bus.ids import check, exec_of
 from dsec.bus.messages import Layer, Record
-from dsec.sdk import transfer
+from dsec.sdk import ports, transfer
 from dsec.sdk.exec import Exec
 from dsec.sdk.files import Files
 from dsec.sdk.link import Link, new_operation
@@ -43,6 +43,7 @@ class Sandbox:
         self.files = Files(link, self.id)
         self._told = record
         self._link = link
+        self._forwards: dict[int, ports.Carriers] = {}
 
     @property
     def record(self) -> Record:
@@ -202,6 +203,41 @@ class Sandbox:
     def session_of(self, session_id: str) -> Session:
         """A session that was opened earlier, or elsewhere. Raises BadId."""
         return Session(self._link, self.id, Exec(self._link, self.id, check("exec", session_id)))
+
+    # -- ports
+
+    def port(self, port: int, *, local: int = 0) -> contextlib.AbstractAsyncContextManager[str]:
+        """The URL of a server inside, for `async with`: `http://127.0.0.1:…`, here at port `local` if given.
+
+        Any TCP will do. Each connection is carried over the bus; one to a port on which nothing listens is
+        broken off.
+        """
+        return ports.forwarded(self._link, self.id, port, local)
+
+    async def url(self, port: int) -> str:
+        """As `port`, good until the client is closed; the same each time."""
+        if port not in self._forwards:
+            self._forwards[port] = carriers = ports.Carriers(self._link, self.id, port)
+            await carriers.listen()
+        return self._forwards[port].url
+
+    async def connect(
+        self, port: int, *, within: float = 0.0
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection to TCP `port` inside, on 127.0.0.1 or ::1. `within`: seconds (up to 5) to wait for
+        somebody who listens.
+
+        Raises PortClosed, LimitError (too many at once), Unsupported. Reading raises NoSuchConnection or
+        ConnectionResetError when it is broken off.
+        """
+        return await ports.Carriers(self._link, self.id, port).connect(within)
+
+    async def wait_port(self, port: int, *, path: str | None = None, timeout: float = 30.0) -> None:
+        """Return when somebody listens, and with `path` answers `GET path` with a status of 200 to 399.
+
+        Raises PortClosed after `timeout` seconds.
+        """
+        await ports.wait_port(self._link, self.id, port, path, timeout)
 
     # -- files
 

@@ -7,12 +7,28 @@ from pathlib import Path
 
 from pydantic import Field
 
-from dsec.bus.driver import CanPause, CanReclaim, CountsOom, Death, Driver, Handle, Info, Order, Rootfs
+from dsec.bus.driver import (
+    CanConnect,
+    CanPause,
+    CanReclaim,
+    CountsOom,
+    Death,
+    Driver,
+    Handle,
+    Info,
+    Order,
+    Rootfs,
+)
 from dsec.bus.errors import Failure
 from dsec.bus.messages import VERSION, Message
 from dsec.bus.spec import Limits, Spec
 
-CAPABILITIES: dict[str, type] = {"pause": CanPause, "reclaim": CanReclaim, "oom_kills": CountsOom}
+CAPABILITIES: dict[str, type] = {
+    "pause": CanPause,
+    "reclaim": CanReclaim,
+    "oom_kills": CountsOom,
+    "connect": CanConnect,
+}
 """Name on the wire -> what a driver implements."""
 
 
@@ -27,6 +43,12 @@ class About(Message):
 
     v: int = VERSION
     sandbox: str
+
+
+class ConnectTo(About):
+    """driver.connect; answered as driver.channel is."""
+
+    port: int
 
 
 class DriverUp(Message):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
@@ -16,7 +17,7 @@ from dsec.bus.driver import Channel, Death, Handle, Info, Order, Rootfs
 from dsec.bus.errors import InfraError, NoCapacity, NodeLost
 from dsec.bus.handlers import result
 from dsec.bus.remote.handover import fetch
-from dsec.bus.remote.messages import About, CreateOrder, DeathBody, HandleBody, Passed
+from dsec.bus.remote.messages import About, ConnectTo, CreateOrder, DeathBody, HandleBody, Passed
 from dsec.bus.remote.peer import Peer, Unasked
 
 CREATE_WITHIN: Final = 150.0
@@ -66,10 +67,10 @@ class RemoteDriver:
             answer = await self._peer.ask("channel", About(sandbox=sandbox))
             passed = Passed.model_validate(answer)
             try:
-                socket = await fetch(Path(passed.path), passed.ticket)
+                connected = await fetch(Path(passed.path), passed.ticket)
             except NodeLost:  # it died in between
                 continue
-            return Channel(socket, passed.descriptors, Path(passed.cgroup) if passed.cgroup else None)
+            return Channel(connected, passed.descriptors, Path(passed.cgroup) if passed.cgroup else None)
 
     async def destroy(self, sandbox: str) -> None:
         """As Driver.destroy; waits for a driver that is away, unless it never heard of the sandbox."""
@@ -138,10 +139,19 @@ class _Counting(RemoteDriver):
             raise InfraError.during("not a count", error) from error
 
 
+class _Connecting(RemoteDriver):
+    async def connect(self, sandbox: str, port: int) -> socket.socket:
+        """As CanConnect.connect. Raises NodeLost when the driver stays away."""
+        answer = await self._peer.ask("connect", ConnectTo(sandbox=sandbox, port=port), patience=BRIEFLY)
+        passed = Passed.model_validate(answer)
+        return await fetch(Path(passed.path), passed.ticket)
+
+
 _ABILITIES: Final[dict[str, type[RemoteDriver]]] = {
     "pause": _Pausing,
     "reclaim": _Reclaiming,
     "oom_kills": _Counting,
+    "connect": _Connecting,
 }
 
 

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Final
 
 from dsec.bus import subjects
-from dsec.bus.driver import CanPause, CanReclaim, CountsOom, Driver
+from dsec.bus.driver import CanConnect, CanPause, CanReclaim, CountsOom, Driver
 from dsec.bus.errors import InfraError, Unsupported
 from dsec.bus.handlers import decode, ok, serving_internal
 from dsec.bus.ids import tail
 from dsec.bus.messages import Message
 from dsec.bus.remote.handover import Desk
-from dsec.bus.remote.messages import About, CreateOrder, DeathBody, DriverUp, HandleBody, Passed
+from dsec.bus.remote.messages import About, ConnectTo, CreateOrder, DeathBody, DriverUp, HandleBody, Passed
 from dsec.bus.transport import Bus, Received
 from dsec.bus.workload import workload_of
 
@@ -59,6 +59,7 @@ class Served:
             "resume": self.resume,
             "reclaim": self.reclaim,
             "oom_kills": self.oom_kills,
+            "connect": self.connect,
         }
 
     # --- news
@@ -142,6 +143,13 @@ class Served:
         if not isinstance(self._driver, CountsOom):
             raise Unsupported("this driver does not count what was killed for memory")
         return ok({"kills": await self._driver.oom_kills(decode(About, message.data).sandbox)})
+
+    async def connect(self, message: Received) -> bytes:
+        if not isinstance(self._driver, CanConnect):
+            raise Unsupported("this driver reaches no ports")
+        asked = decode(ConnectTo, message.data)
+        ticket = self._desk.offer(await self._driver.connect(asked.sandbox, asked.port))
+        return ok(Passed(path=str(self._desk.path), ticket=ticket, descriptors=False, cgroup=None))
 
     def _pausing(self) -> CanPause:
         if not isinstance(self._driver, CanPause):

@@ -1,4 +1,4 @@
-"""The container backend: `Driver`, `CanReclaim` and `CountsOom` on an OCI engine, without a daemon.
+"""The container backend: `Driver` with all optional abilities on an OCI engine, without a daemon.
 
 A sandbox is its cgroups, its PID 1 (chronus) and a directory `<home>/<sandbox>` with the door. All three are
 found by the sandbox's id alone, so `destroy` works on what a killed node left half made. The kernel's mount
@@ -12,6 +12,7 @@ import contextlib
 import errno
 import os
 import shutil
+import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Final
@@ -30,11 +31,12 @@ from dsec.bus.errors import (
     NoSuchSandbox,
 )
 from dsec.bus.userns import UserNamespaces
-from dsec.plugins.container import checks, door, oci, orphans, seccomp
+from dsec.plugins.container import checks, door, oci, orphans, ports, seccomp
 from dsec.plugins.container.cgroups import ENGINE, Cgroups, until
 from dsec.plugins.container.checks import INFO
 from dsec.plugins.container.engine import Engine, Job, find, sealed
 from dsec.plugins.container.process import Watched
+from dsec.plugins.container.visits import Visitor
 
 KERNEL: Final = (5, 19)
 """The first kernel with overlayfs on idmapped layers; it has cgroup.kill, cgroup.freeze and pidfds too."""
@@ -56,6 +58,7 @@ class ContainerDriver:
         self._engine: Engine | None = None
         self._agent = -1
         self._namespaces = UserNamespaces()
+        self._visitor = Visitor()
         self._profile = seccomp.profile()
         self._oom_score_adj = max(0, int(Path("/proc/self/oom_score_adj").read_text()))
 
@@ -204,6 +207,7 @@ class ContainerDriver:
             os.close(self._agent)
             self._agent = -1
         self._namespaces.close()
+        self._visitor.close()
         if self._groups is not None:
             self._groups.remove_parents()
 
@@ -273,6 +277,18 @@ class ContainerDriver:
             if not group.is_frozen():
                 raise InfraError(f"{sandbox} is not paused")
             await asyncio.to_thread(group.reclaim, RECLAIM_WITHIN)
+
+    async def connect(self, sandbox: str, port: int) -> socket.socket:
+        """See CanConnect. Both loopback addresses are tried."""
+        watched = self._live.get(checks.safe_id(sandbox))
+        try:
+            if watched is None:
+                raise ProcessLookupError
+            return await ports.connected(self._visitor, watched.pidfd, port)
+        except ProcessLookupError:
+            raise NoSuchSandbox(f"there is no sandbox {sandbox} on this node") from None
+        except OSError as error:
+            raise InfraError.during(f"entering the network of {sandbox}", error) from error
 
     async def _freeze(self, sandbox: str, *, frozen: bool) -> None:
         group = self._cgroups().of(checks.safe_id(sandbox))

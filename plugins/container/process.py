@@ -52,6 +52,13 @@ class Watched:
         """False once the death has been noticed."""
         return self._pidfd >= 0
 
+    @property
+    def pidfd(self) -> int:
+        """Raises ProcessLookupError once the watch has ended."""
+        if self._pidfd < 0:
+            raise ProcessLookupError(self.pid)
+        return self._pidfd
+
     def close(self) -> None:
         """Stop watching; repeatable."""
         if self._pidfd < 0:

@@ -12,7 +12,7 @@ import time
 from typing import Final
 
 from dsec.bus import subjects
-from dsec.bus.driver import CanPause, Driver, MayBeAway
+from dsec.bus.driver import CanConnect, CanPause, Driver, MayBeAway
 from dsec.bus.errors import InfraError
 from dsec.bus.messages import Heartbeat
 from dsec.plugins.edge.admission import load
@@ -24,8 +24,9 @@ SOONEST: Final = 0.1
 
 
 def capabilities(driver: Driver) -> list[str]:
-    """What the driver implements besides the lifecycle."""
-    return ["pause"] if isinstance(driver, CanPause) else []
+    """What can be done with its sandboxes besides creating and destroying them."""
+    able = {"pause": isinstance(driver, CanPause), "stop": True, "ports": isinstance(driver, CanConnect)}
+    return [name for name, can in able.items() if can]
 
 
 def here(driver: Driver) -> bool:

@@ -10,6 +10,7 @@ from dsec.bus.driver import Driver
 from dsec.bus.errors import DsecError
 from dsec.plugins.edge.ending import Ending
 from dsec.plugins.edge.node import Node
+from dsec.plugins.edge.ports import expire
 from dsec.plugins.edge.sandboxes import Sandbox
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ async def reap(node: Node, ending: Ending) -> None:
             await node.journal.expire()
             expiry = time.monotonic() + EXPIRE_EVERY
         for sandbox in node.sandboxes:
+            expire(sandbox, time.monotonic())
             if sandbox.busy:
                 sandbox.used = time.monotonic()
             reason = due(sandbox, now=time.time(), monotonic=time.monotonic())

@@ -30,6 +30,7 @@ from dsec.bus.messages import Event, Record, State
 from dsec.bus.nats.appender import Appender
 from dsec.bus.registrar import Registrar, tombstone
 from dsec.bus.spec import Limits
+from dsec.plugins.edge.connection import Connection
 from dsec.plugins.edge.journal import Journal, Row
 from dsec.plugins.edge.running import Desk, Running
 from dsec.plugins.edge.session import Shell
@@ -68,6 +69,8 @@ class Sandbox:
     lost: bool = False
     """It was declared failed while the node was away: its end is not told as a destroy."""
     ending: asyncio.Task[None] | None = None
+    connections: dict[str, Connection] = field(default_factory=dict)
+    """To ports inside, by the operations that opened them."""
     turning: set[asyncio.Task[None]] = field(default_factory=set)
     """Stops and starts under way."""
     switching: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -121,11 +124,17 @@ class Sandbox:
 
     def halt(self) -> None:
         """Nothing inside lives on: its commands end, told as killed. Repeatable."""
+        self.disconnect()
         for running in self.running.values():
             running.abandon()
         if self.guest is not None:
             self.guest.close()
         self.guest = None
+
+    def disconnect(self) -> None:
+        """Every connection to a port is broken off. Repeatable."""
+        while self.connections:
+            self.connections.popitem()[1].close(reset=True)
 
     def end(self) -> None:
         """As `halt`, and no command comes any more. Repeatable."""
@@ -134,6 +143,7 @@ class Sandbox:
 
     def forsake(self) -> None:
         """It was declared failed elsewhere: nothing of it is told any more. Repeatable."""
+        self.disconnect()
         for running in self.running.values():
             running.forsake()
         if self.guest is not None:
@@ -143,6 +153,7 @@ class Sandbox:
 
     async def leave(self) -> None:
         """The node stops, and no task of it uses the sandbox any more: inside all goes on. Repeatable."""
+        self.disconnect()
         if self.guest is not None:
             self.guest.close()
         for running in self.running.values():
@@ -180,8 +191,8 @@ class Sandboxes:
     def find(self, sandbox: str) -> Sandbox | None:
         return self._table.get(sandbox)
 
-    def get(self, sandbox: str, project: str) -> Sandbox:
-        """The project's sandbox, now in use. Raises NoSuchSandbox, NodeLost."""
+    def get(self, sandbox: str, project: str, *, use: bool = True) -> Sandbox:
+        """The project's sandbox, now in use unless told otherwise. Raises NoSuchSandbox, NodeLost."""
         self.check_lost(sandbox, project)
         row = self.waiting.get(sandbox)
         if row is not None and row.record is not None and row.record.project == project:
@@ -189,7 +200,8 @@ class Sandboxes:
         found = self._table.get(sandbox)
         if found is None or found.record.project != project:
             raise NoSuchSandbox(f"no sandbox {sandbox} in this project", field="sandbox")
-        found.used = time.monotonic()
+        if use:
+            found.used = time.monotonic()
         return found
 
     def check_lost(self, sandbox: str, project: str) -> None:

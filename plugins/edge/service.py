@@ -54,6 +54,7 @@ from dsec.plugins.edge.files import Files
 from dsec.plugins.edge.freezing import frozen, pause, resume
 from dsec.plugins.edge.node import Node
 from dsec.plugins.edge.once import Once
+from dsec.plugins.edge.ports import Ports
 from dsec.plugins.edge.sandboxes import Sandbox
 from dsec.plugins.edge.stopping import Stopping
 
@@ -97,6 +98,7 @@ class Service:
             ("exec", "signal"): typed(SignalExec, once.around(execs.signal)),
             ("exec", "credit"): typed(GrantCredit, execs.credit),
             **files.handlers(),
+            **Ports(node, once).handlers(),
         }
 
     @contextlib.asynccontextmanager

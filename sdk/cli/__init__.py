@@ -36,6 +36,7 @@ COMMANDS: Final = (
     "exec",
     "stop",
     "start",
+    "port",
     "fn",
     "ls",
     "stat",

@@ -5,6 +5,7 @@ from dsec.sdk.testing.files import FileSuite
 from dsec.sdk.testing.isolation import IsolationSuite
 from dsec.sdk.testing.lifecycle import LifecycleSuite
 from dsec.sdk.testing.output import OutputSuite
+from dsec.sdk.testing.ports import PortSuite
 from dsec.sdk.testing.recovery import RecoverySuite, split, victim
 from dsec.sdk.testing.sessions import SessionSuite, sh
 from dsec.sdk.testing.stopping import StoppingRecoverySuite, StoppingSuite
@@ -15,6 +16,7 @@ __all__ = [
     "IsolationSuite",
     "LifecycleSuite",
     "OutputSuite",
+    "PortSuite",
     "RecoverySuite",
     "SessionSuite",
     "StoppingRecoverySuite",
@@ -42,6 +44,10 @@ class TestFiles(FileSuite):
 
 
 class TestSessions(SessionSuite):
+    pass
+
+
+class TestPorts(PortSuite):
     pass
 
 

@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 
 from dsec.bus.host import DRIVERS, load
+from dsec.bus.remote.messages import CAPABILITIES
 from dsec.sdk import Client, Sandbox
 from dsec.sdk.testing import platform
 
@@ -22,6 +23,7 @@ pytest.register_assert_rewrite(
             "isolation",
             "lifecycle",
             "output",
+            "ports",
             "recovery",
             "sessions",
             "stopping",
@@ -50,6 +52,13 @@ def offered(backend: str, tmp_path_factory: pytest.TempPathFactory) -> frozenset
     """The limits that the backend says it enforces; it must enforce these, and refuse the others."""
     limits: frozenset[str] = load(DRIVERS, backend)(tmp_path_factory.mktemp("driver")).info().limits
     return limits
+
+
+@pytest.fixture(scope="session")
+def abilities(backend: str, tmp_path_factory: pytest.TempPathFactory) -> frozenset[str]:
+    """The optional parts of the contract that the backend implements, by their names on the wire."""
+    driver = load(DRIVERS, backend)(tmp_path_factory.mktemp("driver"))
+    return frozenset(name for name, kind in CAPABILITIES.items() if isinstance(driver, kind))
 
 
 @pytest.fixture(scope="session")

@@ -30,6 +30,10 @@ class TestSessions(conformance.SessionSuite):
     pass
 
 
+class TestPorts(conformance.PortSuite):
+    pass
+
+
 class TestStopping(conformance.StoppingSuite):
     pass
 
