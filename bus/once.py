@@ -28,7 +28,10 @@ Answer = asyncio.Future[bytes | None]
 class Once:
     """The requests of one part that were begun or answered lately."""
 
-    def __init__(self) -> None:
+    def __init__(self, remembered: int = REMEMBERED, longest: int | None = None) -> None:
+        """An answer of over `longest` bytes is not remembered: its request is done again."""
+        self._remembered = remembered
+        self._longest = longest
         self._known: dict[Key, tuple[int, Answer]] = {}
 
     def __len__(self) -> int:
@@ -59,6 +62,8 @@ class Once:
             answer.exception()  # seen: the caller gets it here
             raise
         answer.set_result(done)
+        if self._longest is not None and done is not None and len(done) > self._longest:
+            self._known.pop(key, None)
         return done
 
     def _forget_late(self) -> None:
@@ -66,6 +71,6 @@ class Once:
         now = time.time() * 1000
         while self._known:
             oldest, (deadline, answer) = next(iter(self._known.items()))
-            if len(self._known) <= REMEMBERED and (deadline > now or not answer.done()):
+            if len(self._known) <= self._remembered and (deadline > now or not answer.done()):
                 return
             del self._known[oldest]

@@ -27,8 +27,10 @@ from dsec.plugins.fncall.caller import FnCaller
 __all__ = ["FnCaller", "Fncall"]
 
 QUEUE: Final = "fncall"
-CONCURRENCY: Final = 4096
+CONCURRENCY: Final = 1024
 """Calls in hand, waiting ones included; a project has a quarter of them at most."""
+REMEMBERED, LONG = 16_384, 16_384
+"""Answers that are kept for repeats, and their bytes at most."""
 
 
 class Fncall:
@@ -51,7 +53,7 @@ class Fncall:
         ):
             auditor = Auditor(appender, "fncall")
             fncall = cls(caller, auditor)
-            handler = typed(FnCall, Once().around(fncall.call))
+            handler = typed(FnCall, Once(REMEMBERED, LONG).around(fncall.call))
             async with contextlib.AsyncExitStack() as stack:
                 drains = receiving(bus, subjects.node_drain(context.node), fncall.drain)
                 await stack.enter_async_context(drains)

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import fcntl
+import math
 import os
 import time
 from collections import OrderedDict
@@ -137,7 +138,8 @@ class FnCaller:
 
     async def _judged(self, home: Home, spec: CallSpec, program: Program, deadline: float) -> CallResult:
         async def run(program: Program, limits: CallLimits, stdin: bytes) -> Ran:
-            return await self._runner.run(home, program, limits, deadline, stdin=stdin)
+            # once begun, a judge waits for places as long as it may: to begin anew would cost more
+            return await self._runner.run(home, program, limits, deadline, stdin=stdin, patience=math.inf)
 
         assert spec.judge is not None
         asked, check = checker_spec(spec.judge.checker, spec), None

@@ -85,7 +85,7 @@ class Pool:
             entry = None
         if entry is not None:
             return entry, entry.worker is not None
-        self._make_room()
+        self._make_room(key.project)
         stack = contextlib.AsyncExitStack()
         name = ids.sandbox_on(self._node)
         starting = Worker.started(key, name, self._images, self._tools, self._settings)
@@ -109,15 +109,16 @@ class Pool:
         if self._entries.get(key) is entry:
             del self._entries[key]
 
-    def _make_room(self) -> None:
-        """At most so many: the one that was idle longest goes. Raises Overloaded."""
-        if len(self._entries) < self._settings.workers:
+    def _make_room(self, project: str) -> None:
+        """At most so many, of one project half of them: the one idle longest goes. Raises Overloaded."""
+        own = [key for key in self._entries if key.project == project]
+        crowded = len(own) >= max(1, self._settings.workers // 2)
+        if len(self._entries) < self._settings.workers and not crowded:
             return
-        idle = [
-            (one.used, key) for key, one in self._entries.items() if not one.users and one.starting.done()
-        ]
+        candidates = {key: self._entries[key] for key in (own if crowded else self._entries)}
+        idle = [(one.used, key) for key, one in candidates.items() if not one.users and one.starting.done()]
         if not idle:
-            raise Overloaded("all warm workers of this node are busy", retry_after=1.0)
+            raise Overloaded("all warm workers that there can be are busy", retry_after=1.0)
         self._drop(min(idle, key=lambda one: one[0])[1])
 
     def _drop(self, key: Key) -> None:

@@ -65,6 +65,7 @@ class Runner:
         stdin: bytes = b"",
         collect: Sequence[str] = (),
         longest: int = LONGEST,
+        patience: float | None = None,
     ) -> Ran:
         """Run it once; files in `collect`, of `longest` bytes together, are read when it has ended,
         those that are there.
@@ -72,9 +73,10 @@ class Runner:
         Raises what the parts raise: NoCapacity, Overloaded, NoSuchImage, SpecError, LimitError, NoSuchFile…
         """
         key = Key(home.project, home.image, program.imports, home.device)
-        patience = max(0.0, min(self._settings.patience, deadline - time.time()))
+        left = max(0.0, deadline - time.time())
+        patience = min(left, self._settings.patience if patience is None else patience)
         async with (
-            self._room.taken(limits.memory, patience),
+            self._room.taken(home.project, limits.memory, patience),
             self._pool.worker(key) as (worker, warm),
             worker.box(limits.tmp) as box,
         ):

@@ -23,7 +23,7 @@ def _memory() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Bytes, seconds, counts. `at_once`: calls that run; `waiting`: calls that wait for a place, in all;
+    """Bytes, seconds, counts. `at_once`: calls that run; `waiting`: calls, or cases, that wait for a place;
     `patience`: how long one may wait; `memory`: of all running calls together.
 
     `workers`: warm workers kept, of all projects; `idle`: one that nobody used so long is ended;
@@ -31,7 +31,7 @@ class Settings:
     """
 
     at_once: int = field(default_factory=lambda: 2 * _cores())
-    waiting: int = 1024
+    waiting: int = 4096
     patience: float = 10.0
     memory: int = field(default_factory=lambda: _memory() // 2)
     workers: int = 16

@@ -32,7 +32,7 @@ async def test_a_place_is_given_in_turn_and_taken_back() -> None:
     room, order = Room(1, 100, 10), []
 
     async def use(name: str) -> None:
-        async with room.taken(50, 5):
+        async with room.taken("p", 50, 5):
             order.append(name)
             await asyncio.sleep(0)
 
@@ -46,7 +46,7 @@ async def test_a_large_call_is_not_passed_by_small_ones_for_ever() -> None:
     began = asyncio.Event()
 
     async def use(name: str, memory: int, until: asyncio.Event) -> None:
-        async with room.taken(memory, 5):
+        async with room.taken(name, memory, 5):
             order.append(name)
             await until.wait()
 
@@ -54,36 +54,56 @@ async def test_a_large_call_is_not_passed_by_small_ones_for_ever() -> None:
     go.set()
     first = asyncio.create_task(use("half", 50, began))
     await asyncio.sleep(0)
-    rest = [asyncio.create_task(use(*one, go)) for one in (("all", 100), ("small", 10))]
+    rest = [asyncio.create_task(use(*one, go)) for one in (("large", 75), ("small", 10))]
     await asyncio.sleep(0)
     assert order == ["half"]
     began.set()
     await asyncio.gather(first, *rest)
-    assert order == ["half", "all", "small"]
+    assert order == ["half", "large", "small"]
+
+
+async def test_a_project_leaves_room_for_others_and_waits_behind_those_with_less() -> None:
+    room, order, gate = Room(4, 100, 10), [], asyncio.Event()
+
+    async def use(project: str) -> None:
+        async with room.taken(project, 1, 5):
+            order.append(project)
+            await gate.wait()
+
+    greedy = [asyncio.create_task(use("greedy")) for _ in range(6)]
+    await asyncio.sleep(0)
+    assert order == ["greedy"] * 3
+    modest = [asyncio.create_task(use("modest")) for _ in range(2)]
+    await asyncio.sleep(0)
+    assert order == ["greedy"] * 3 + ["modest"]
+    gate.set()
+    await asyncio.gather(*greedy, *modest)
+    assert order[4] == "modest"
+    assert len(order) == 8
 
 
 async def test_who_cannot_have_a_place_is_told_which_way() -> None:
     room = Room(1, 100, 1)
     with pytest.raises(NoCapacity):
-        async with room.taken(101, 1):
+        async with room.taken("p", 76, 1):
             pass
-    async with room.taken(1, 1):
+    async with room.taken("p", 1, 1):
         with pytest.raises(Overloaded, match="within"):
-            async with room.taken(1, 0.01):
+            async with room.taken("p", 1, 0.01):
                 pass
         waiting = asyncio.create_task(_held(room))
         await asyncio.sleep(0)
         with pytest.raises(Overloaded, match="too many"):
-            async with room.taken(1, 1):
+            async with room.taken("p", 1, 1):
                 pass
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
-    async with room.taken(100, 0.1):
+    async with room.taken("p", 75, 0.1):
         pass
 
 
 async def _held(room: Room) -> None:
-    async with room.taken(1, 10):
+    async with room.taken("p", 1, 10):
         pass
 
 

@@ -15,6 +15,7 @@ from typing import Final
 
 from dsec.bus.chronus.build import binary
 from dsec.bus.errors import MissingTool
+from dsec.plugins.fncall.build import binary as calls_binary
 from dsec.plugins.images import erofs
 from dsec.plugins.images.base import base_image, cache
 from tests.vm import cpio
@@ -94,7 +95,8 @@ async def pack_job(job: Job) -> tuple[bytes, Path | None]:
         cpio.file("job/command", _script(job).encode()),
     ]
     if image is not None:
-        entries.append(cpio.file("job/chronus", binary().read_bytes(), 0o755))
+        programs = (binary(), calls_binary())
+        entries += [cpio.file(f"job/{made.name}", made.read_bytes(), 0o755) for made in programs]
         entries.append(cpio.file("job/base.sha256", image.with_suffix(".sha256").read_bytes()))
     return cpio.archive(entries), image
 
@@ -115,7 +117,7 @@ def _prepare(image: Path | None) -> str:
     if image is not None:
         kept = f"/scratch/cache/images/{image.name}"
         lines += [
-            f"cp /scratch/job/chronus /scratch/cache/{binary().name}",
+            *(f"cp /scratch/job/{made.name} /scratch/cache/" for made in (binary(), calls_binary())),
             f"cat /dev/vdd > {kept}; cp /scratch/job/base.sha256 {Path(kept).with_suffix('.sha256')}",
         ]
     return "\n".join([*lines, "set +e\n"])
