@@ -18,12 +18,13 @@ from typing import Final
 
 from dsec.bus.errors import InfraError, MissingTool
 from dsec.plugins.images import erofs
+from tests.vm import tsc
 from tests.vm.cargo import Job, nameless, pack_checkout, pack_job, path_of
 from tests.vm.image import Guest
 
 QEMU: Final = "qemu-system-x86_64"
 SECURITY: Final = "landlock,lockdown,yama,integrity,apparmor,bpf"
-APPEND: Final = f"console=ttyS0 quiet panic=-1 reboot=t tsc=reliable nokaslr lsm={SECURITY}"
+APPEND: Final = f"console=ttyS0 quiet panic=-1 reboot=t nokaslr lsm={SECURITY}"
 SCRATCH: Final = 8 << 30
 _RESULT: Final = re.compile(rb"result (\d+) (\d+)\n")
 
@@ -98,7 +99,14 @@ def _command(
         *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-machine", "q35"),
         *("-accel", shape.accelerator + threads, "-cpu", "max" if threads else "host"),
         *("-smp", str(shape.cpus), "-m", str(shape.memory)),
-        *("-kernel", str(guest.kernel), "-initrd", initramfs, "-append", APPEND),
+        *(
+            "-kernel",
+            str(guest.kernel),
+            "-initrd",
+            initramfs,
+            "-append",
+            f"{APPEND} {tsc.kernel_parameters()}",
+        ),
         *(word for drive in drives for word in ("-drive", drive)),
         *("-chardev", f"file,id=console,path={console}", "-serial", "chardev:console"),
         *("-device", "virtio-serial-pci", "-device", "virtio-rng-pci"),

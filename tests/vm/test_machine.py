@@ -20,7 +20,7 @@ from tests.vm.cargo import REPORT, Job
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
 
-LONG = within(60)
+LONG = within(120)
 RUNNER = """
 import asyncio, sys
 from tests.vm import image, machine
@@ -82,13 +82,8 @@ modprobe -a erofs overlay loop fuse veth nf_tables zram && .venv/bin/python -c '
 
 
 async def test_a_machine_past_its_deadline_is_ended(guest: image.Guest) -> None:
-    started = asyncio.Event()
-    running = asyncio.create_task(
-        machine.run(guest, job("echo up; sleep 600"), within=LONG / 3, output=lambda _: started.set())
-    )
-    with pytest.raises(InfraError, match="no result within"):
-        await running
-    assert started.is_set()
+    with pytest.raises(InfraError, match="no result within 10 s"):
+        await machine.run(guest, job("sleep 600"), within=10, output=lambda _: None)
 
 
 async def test_a_guest_that_panics_tells_no_result_and_why(guest: image.Guest) -> None:

@@ -1,14 +1,16 @@
 """The parts of the test bed that need no machine: archives, results, what is left at home."""
 
 import os
+import platform
 import re
 import stat
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.vm import cargo, cpio, machine
+from tests.vm import cargo, cpio, machine, tsc
 
 names = st.text(st.characters(codec="utf-8", exclude_characters="\0/"), min_size=1, max_size=40)
 entries = st.builds(cpio.file, names, st.binary(max_size=200), st.integers(0, 0o7777))
@@ -64,6 +66,13 @@ def test_a_file_without_a_name_is_open_and_nowhere() -> None:
     assert os.pread(descriptor, 10, 0) == b"kept"
     os.close(descriptor)
     assert not path.exists()
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="another architecture's counter")
+def test_the_counters_frequency_is_found_again() -> None:
+    once, again = tsc.measured_khz(), tsc.measured_khz()
+    assert 500_000 < once < 10_000_000
+    assert abs(once - again) < once / 100
 
 
 def test_what_is_left_at_home_is_not_what_the_tests_import() -> None:
