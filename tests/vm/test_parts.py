@@ -4,6 +4,7 @@ import os
 import platform
 import re
 import stat
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.vm import cargo, cpio, machine, tsc
+from tests.vm.__main__ import joined
 
 names = st.text(st.characters(codec="utf-8", exclude_characters="\0/"), min_size=1, max_size=40)
 entries = st.builds(cpio.file, names, st.binary(max_size=200), st.integers(0, 0o7777))
@@ -46,6 +48,16 @@ def test_kinds_of_entries_have_their_kinds_of_modes() -> None:
     assert unpacked(cpio.archive(made)) == made
     kinds = (stat.S_ISDIR, stat.S_ISREG, stat.S_ISLNK)
     assert [kind(entry.mode) for kind, entry in zip(kinds, made, strict=True)] == [True] * 3
+
+
+def test_reports_that_follow_one_another_become_one() -> None:
+    head = b'<?xml version="1.0" encoding="utf-8"?>'
+    one, two = (
+        head + b'<testsuites><testsuite name="%s" tests="1"/></testsuites>' % name for name in (b"a", b"b")
+    )
+    suites = list(ET.fromstring(joined(one + two)))
+    assert [suite.get("name") for suite in suites] == ["a", "b"]
+    assert list(ET.fromstring(joined(b""))) == []
 
 
 @given(st.integers(0, 255), st.binary(max_size=300), st.integers(0, 300))

@@ -33,7 +33,7 @@ def measured_khz(samples: int = 9, seconds: float = 0.005) -> int:
     page.write(RDTSC)
     code = ctypes.c_char.from_buffer(page)
     read = ctypes.CFUNCTYPE(ctypes.c_uint64)(ctypes.addressof(code))
-    rates = []
+    rates: list[float] = []
     for _ in range(samples):
         first, began = read(), time.perf_counter_ns()
         time.sleep(seconds)
