@@ -63,7 +63,12 @@ class Box:
         return self._process is None or not self._process.gone.done()
 
     def kill(self) -> None:
-        """Begin to end everything inside; repeatable."""
+        """Begin to end everything inside; repeatable.
+
+        Namespaces are let go of first: whoever lets go last takes them down, no work for this process.
+        """
+        close_all(self.namespaces)
+        self.namespaces.clear()
         if self._process is not None:
             self._process.kill()
 
@@ -83,8 +88,6 @@ class Box:
         self.kill()
         if self._channel is not None:
             self._channel.close()
-        close_all(self.namespaces)
-        self.namespaces.clear()
         if not self._ready.done():
             self._fail(InfraError("the box was given up"))
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import orjson
 
 from dsec.bus.caller import CallLimits, CallSpec
-from dsec.bus.errors import SpecError
+from dsec.bus.errors import InfraError, SpecError
 from dsec.plugins.fncall.boxes import Box
 from dsec.plugins.fncall.channel import memory
 from dsec.plugins.fncall.running import Begin, cpu_seconds
@@ -56,6 +56,8 @@ class Program:
     def _fork(self, worker: Worker, box: Box, limits: CallLimits, fds: list[int]) -> None:
         zygote = worker.zygote
         assert zygote is not None
+        if not box.namespaces:
+            raise InfraError("the box of a call ended before the call began; try again")
         call = memory("call", self.call)
         try:
             header = {"nofile": limits.nofile, "cpu": cpu_seconds(limits)}

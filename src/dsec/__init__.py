@@ -1,6 +1,7 @@
 """Sandboxes by the thousand for agent-training jobs: what `dsec.sdk` offers, under a short name."""
 
 from dsec.sdk import (
+    Artefact,
     Batch,
     Change,
     Client,
@@ -11,7 +12,10 @@ from dsec.sdk import (
     Failure,
     FileInfo,
     Files,
+    FnFailed,
+    FnResult,
     Job,
+    Judged,
     Kind,
     Layer,
     Progress,
@@ -24,6 +28,7 @@ from dsec.sdk import (
 )
 
 __all__ = [
+    "Artefact",
     "Batch",
     "Change",
     "Client",
@@ -34,7 +39,10 @@ __all__ = [
     "Failure",
     "FileInfo",
     "Files",
+    "FnFailed",
+    "FnResult",
     "Job",
+    "Judged",
     "Kind",
     "Layer",
     "Progress",
