@@ -256,6 +256,13 @@ class SignalExec(Request):
     tree: bool = False
 
 
+class ResizeExec(Request):
+    """exec.resize: the command's terminal has another size; its foreground processes get SIGWINCH."""
+
+    rows: int = Field(ge=1, le=0xFFFF)
+    columns: int = Field(ge=1, le=0xFFFF)
+
+
 class GrantCredit(Request):
     """exec.credit: the reader can take output up to this absolute offset; holds for `lease` seconds."""
 

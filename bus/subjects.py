@@ -25,7 +25,7 @@ TENANT_VERBS: Final[dict[tuple[str, str], int]] = {
         ("sandbox", verb): 4  # sandbox.stat.<p>.<u>.<n>.<s>
         for verb in ("stat", "start", "stop", "destroy", "pause", "resume", "pack", "renew")
     },
-    ("exec", "start"): 4,  # exec.start.<p>.<u>.<n>.<s>
+    **{("exec", verb): 4 for verb in ("start", "list")},  # exec.start.<p>.<u>.<n>.<s>
     **{
         ("exec", verb): 5  # exec.stdin.<p>.<u>.<n>.<s>.<e>
         for verb in ("stdin", "signal", "resize", "credit")

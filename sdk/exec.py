@@ -37,7 +37,7 @@ class Exec:
         self.sandbox = sandbox
         self._link = link
         self._reader = Reader(link, sandbox, exec_id, first=first, offset=offset)
-        self._written = 0
+        self._written = 0 if first is not None else None
 
     async def __aenter__(self) -> Self:
         return self
@@ -112,8 +112,10 @@ class Exec:
         return Result.of(self.id, fold.log, fold.end, out, err, truncated=fold.truncated)
 
     async def write_stdin(self, data: bytes | str, *, eof: bool = False) -> None:
-        """Write to the standard input of a command started with `stdin_open=True`.
+        """Write to the standard input of a command started with `stdin_open=True`, or to its terminal.
 
+        What is written comes once, however often the request is sent. A handle of a command that was started
+        elsewhere goes on where the command's input stands at its first write: one writer at a time.
         Returns when the node has taken all of it. Raises NoSuchExec when the command has ended.
         """
         raw = data.encode() if isinstance(data, str) else data
@@ -122,17 +124,28 @@ class Exec:
             await self._stdin(chunk, eof=eof and at + STDIN_CHUNK >= len(raw))
 
     async def close_stdin(self) -> None:
-        """End of file on the command's standard input; repeatable, silent when the command has ended."""
+        """End of file for the command, a hang-up for its terminal; repeatable, silent when it has ended."""
         try:
             await self._stdin(b"", eof=True)
         except GoneError:
             return
 
     async def _stdin(self, chunk: bytes, *, eof: bool) -> None:
-        body = {"offset": self._written, "data": base64.b64encode(chunk).decode(), "eof": eof}
         subject = self._link.subject("exec", "stdin", self.sandbox, self.id)
+        if self._written is None:  # written to elsewhere, perhaps
+            told = await self._link.call(subject, {"offset": 0, "data": "", "eof": False})
+            self._written = int(told["offset"])
+        body = {"offset": self._written, "data": base64.b64encode(chunk).decode(), "eof": eof}
         await self._link.ask(subject, body, patience=STDIN_PATIENCE)
         self._written += len(chunk)
+
+    async def resize(self, rows: int, columns: int) -> None:
+        """The terminal of a command started with `terminal` has another size.
+
+        Raises NoSuchExec when it has ended, SpecError when it has no terminal.
+        """
+        subject = self._link.subject("exec", "resize", self.sandbox, self.id)
+        await self._link.ask(subject, {"rows": rows, "columns": columns})
 
     async def signal(self, signum: int, *, key: str | None = None) -> None:
         """Send a signal to the command's leader. Raises NoSuchExec when it has ended."""

@@ -6,11 +6,12 @@ import asyncio
 import base64
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final, overload
 
 from dsec.bus.errors import DeadlineExceeded, GoneError, NodeLost, NoSuchExec
+from dsec.bus.exec_list import ExecInfo, ExecList
 from dsec.bus.frames import Kind, is_frame, unpack
 from dsec.bus.ids import check, exec_of
 from dsec.bus.messages import Layer, Record
@@ -123,6 +124,7 @@ class Sandbox:
         log_bytes: int | None = None,
         detach: bool = False,
         durable: bool = False,
+        terminal: tuple[int, int] | None = None,
     ) -> Exec: ...
 
     async def start(
@@ -139,8 +141,12 @@ class Sandbox:
         log_bytes: int | None = None,
         detach: bool = False,
         durable: bool = False,
+        terminal: tuple[int, int] | None = None,
     ) -> Exec | Record:
         """Start a command; arguments as for `run`. Its id is known and durable on return.
+
+        `terminal` (rows, columns): it runs on one; both streams come as stdout, `Exec.write_stdin` is the
+        keyboard, `Exec.resize` changes the size, `Exec.close_stdin` hangs up.
 
         `stdin_open` keeps standard input open for `Exec.write_stdin`. `detach` returns as soon as the
         command is forked and lets it run without a reader: all its output goes to the log. Raises like
@@ -164,6 +170,7 @@ class Sandbox:
             "log_bytes": log_bytes,
             "detach": detach,
             "durable": durable,
+            "terminal": terminal and {"rows": terminal[0], "columns": terminal[1]},
         }
         body.update((name, value) for name, value in options.items() if value)
         return await self._start(body, op)
@@ -178,6 +185,21 @@ class Sandbox:
         if first is not None and first.kind not in {Kind.INLINE, Kind.STARTED}:
             first = None
         return Exec(self._link, self.id, exec_id, first=first)
+
+    async def execs(self, *, running: bool = False) -> AsyncIterator[ExecInfo]:
+        """Its commands, of whoever started them, the oldest first; with `running` those that have not ended.
+
+        `Client.exec` makes a handle of any: to read from an offset, signal, write to or wait for.
+        """
+        subject, after = self._link.subject("exec", "list", self.id), 0
+        while True:
+            body = {"after": after, "running": running}
+            found = ExecList.model_validate(await self._link.call(subject, body))
+            for info in found.execs:
+                yield info
+                after = info.log
+            if not found.more:
+                return
 
     # -- sessions
 

@@ -10,13 +10,15 @@ from typing import Final
 
 from dsec.bus.chronus.guest import Exec
 from dsec.bus.errors import DeadlineExceeded, DiskFull, GoneError, NoSuchExec, SpecError
+from dsec.bus.exec_list import ListExecs
 from dsec.bus.frames import FRAME_VERSION, HEADER, Kind, pack_parts
 from dsec.bus.handlers import Call, ok
 from dsec.bus.ids import exec_of
-from dsec.bus.messages import GrantCredit, SignalExec, StartExec, WriteStdin
+from dsec.bus.messages import GrantCredit, ResizeExec, SignalExec, StartExec, WriteStdin
 from dsec.bus.nats.appender import Stored
 from dsec.plugins.edge.descriptors import room_for_command
-from dsec.plugins.edge.leader import SIGKILL
+from dsec.plugins.edge.leader import SIGKILL, Started
+from dsec.plugins.edge.listing import page
 from dsec.plugins.edge.node import Node
 from dsec.plugins.edge.running import Running
 from dsec.plugins.edge.sandboxes import Sandbox
@@ -24,6 +26,7 @@ from dsec.plugins.edge.session import Shell, Turn
 from dsec.plugins.edge.sessions import Sessions
 from dsec.plugins.edge.spool import remove
 from dsec.plugins.edge.starting import command_of, entry_of, journalled, log_of, room_to_run
+from dsec.plugins.edge.terminal import OnTerminal
 from dsec.plugins.edge.trajectory import Entry
 
 STDIN_WAIT: Final = 30.0
@@ -86,10 +89,10 @@ class Execs:
         with journalled(sandbox, entry):
             wanted = command_of(sandbox, request, request.argv, stdin=data is not None)
             command = await sandbox.inside().start(exec_, wanted)
-            return await self._begin(sandbox, entry, command, data)
+            return await self._begin(sandbox, entry, self.dressed(entry, command), data)
 
     async def _begin(
-        self, sandbox: Sandbox, entry: Entry, command: Exec, data: bytes | None
+        self, sandbox: Sandbox, entry: Entry, command: Started, data: bytes | None
     ) -> tuple[bytes, Stored]:
         """The answer and its record; the command is ended when this raises DiskFull or InfraError."""
         try:
@@ -106,7 +109,11 @@ class Execs:
             self._node.tasks.spawn(feed, f"stdin of {entry.exec}")
         return await running.begin()
 
-    def run(self, sandbox: Sandbox, entry: Entry, command: Exec | Turn) -> Running:
+    def dressed(self, entry: Entry, command: Exec) -> Started:
+        """With its terminal, if it has one."""
+        return OnTerminal(command, self._node.tasks) if entry.terminal else command
+
+    def run(self, sandbox: Sandbox, entry: Entry, command: Started) -> Running:
         """Have `command` among the sandbox's running ones until it is released."""
         running = Running(
             entry,
@@ -119,6 +126,11 @@ class Execs:
         )
         sandbox.running[entry.exec] = running
         return running
+
+    async def list(self, call: Call, request: ListExecs) -> bytes:
+        """The sandbox's commands, those that have ended too."""
+        sandbox = self._node.sandboxes.get(call.address.sandbox, call.address.project)
+        return ok(page(await asyncio.to_thread(sandbox.trajectory.listed), request))
 
     async def stdin(self, call: Call, request: WriteStdin) -> bytes:
         """Write to the command's standard input; bytes before the offset that was reached are dropped.
@@ -139,6 +151,14 @@ class Execs:
         if request.eof:
             await stdin.end()
         return ok({"offset": stdin.offset})
+
+    async def resize(self, call: Call, request: ResizeExec) -> bytes:
+        """The terminal of a command has another size."""
+        running = self._running(call)
+        if not running.entry.terminal or running.stdin is None:
+            raise SpecError("the command was started without a terminal", field="terminal")
+        running.stdin.resize(request.rows, request.columns)
+        return ok()
 
     async def signal(self, call: Call, request: SignalExec) -> bytes:
         """Signal the leader, or kill the tree."""

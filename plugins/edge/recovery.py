@@ -186,7 +186,7 @@ class Recovery:
         if entry.shell:
             await self._execs.sessions.take_over(sandbox, entry, command, last)
             return
-        running = self._execs.run(sandbox, entry, command)
+        running = self._execs.run(sandbox, entry, self._execs.dressed(entry, command))
         if running.stdin is not None:
             self._node.tasks.spawn(running.stdin.resume(eof=not entry.stdin_open), f"stdin of {exec_}")
         if not running.resume(last):

@@ -19,6 +19,7 @@ from dsec.bus.errors import (
     NoSuchSandbox,
     Unsupported,
 )
+from dsec.bus.exec_list import ListExecs
 from dsec.bus.handlers import (
     Call,
     Handler,
@@ -39,6 +40,7 @@ from dsec.bus.messages import (
     PackSandbox,
     RenewSandbox,
     Request,
+    ResizeExec,
     SignalExec,
     StartExec,
     StopSandbox,
@@ -93,9 +95,11 @@ class Service:
             ("sandbox", "start"): typed(Request, once.around(self.start)),
             ("sandbox", "pack"): typed(PackSandbox, once.around(self.pack)),
             ("sandbox", "renew"): typed(RenewSandbox, once.around(self.renew)),
+            ("exec", "list"): typed(ListExecs, execs.list),
             ("exec", "start"): typed(StartExec, execs.start),
             ("exec", "stdin"): typed(WriteStdin, execs.stdin),
             ("exec", "signal"): typed(SignalExec, once.around(execs.signal)),
+            ("exec", "resize"): typed(ResizeExec, execs.resize),
             ("exec", "credit"): typed(GrantCredit, execs.credit),
             **files.handlers(),
             **Ports(node, once).handlers(),

@@ -24,6 +24,7 @@ from dsec.plugins.edge.trajectory import Entry
 ROOM: Final = 2 * AHEAD
 ROOM_FILES: Final = 8
 """What tmpfs must have free for a command to be started: bytes, and files."""
+TERM: Final = "xterm-256color"
 PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -38,7 +39,8 @@ def entry_of(sandbox: Sandbox, exec_: str, request: StartExec) -> Entry:
         timeout=request.timeout,
         quota=quota,
         detach=request.detach,
-        stdin_open=request.stdin_open,
+        stdin_open=request.stdin_open or request.terminal is not None,
+        terminal=request.terminal is not None,
         session=request.session or "",
     )
 
@@ -60,13 +62,15 @@ def command_of(
     sandbox: Sandbox, request: StartExec, argv: tuple[str, ...], *, stdin: bool = False, session: bool = False
 ) -> Command:
     """What is asked for, on top of what the sandbox has for all its commands."""
+    size = request.terminal
     return Command(
         argv=argv,
         cwd=request.cwd or "/",
-        env={"PATH": PATH, **sandbox.env, **request.env},
+        env={"PATH": PATH, **({"TERM": TERM} if size else {}), **sandbox.env, **request.env},
         user=request.user or sandbox.record.spec.user,
         stdin=stdin,
         session=session,
+        terminal=(size.rows, size.columns) if size else None,
     )
 
 

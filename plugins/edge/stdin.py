@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import termios
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from struct import Struct
@@ -75,6 +76,12 @@ class Stdin:
             await self.feed(self._rest.read_bytes(), eof=eof)
         elif eof:
             await self.end()
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Of a terminal. Raises NoSuchExec when it was hung up."""
+        if self._ended:
+            raise NoSuchExec("the command's terminal was hung up", field="exec")
+        termios.tcsetwinsize(self._descriptor, (rows, columns))
 
     async def end(self) -> None:
         """End of file; repeatable."""

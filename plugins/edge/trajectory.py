@@ -31,6 +31,7 @@ class Entry:
     quota: int
     detach: bool = False
     stdin_open: bool = False
+    terminal: bool = False
     shell: str = ""
     """Of a session: what it runs."""
     session: str = ""
@@ -68,6 +69,7 @@ class Trajectory:
                 "quota": entry.quota,
                 "detach": entry.detach,
                 "stdin_open": entry.stdin_open,
+                "terminal": entry.terminal,
                 "shell": entry.shell,
                 "session": entry.session,
             }
@@ -87,6 +89,10 @@ class Trajectory:
         """After its last record is stored, which counts; `ended` is an ExecEnd as JSON."""
         with contextlib.suppress(DiskFull):
             self._append({"exec": exec_, "ended": orjson.Fragment(ended)})
+
+    def listed(self) -> list[Entry]:
+        """All execs, in the order of their start; read anew, which may take a while."""
+        return sorted(_read(self._path)[0].values(), key=lambda entry: entry.log)
 
     def close(self) -> None:
         """Repeatable."""

@@ -37,6 +37,8 @@ COMMANDS: Final = (
     "stop",
     "start",
     "port",
+    "shell",
+    "ps",
     "fn",
     "ls",
     "stat",

@@ -1,5 +1,6 @@
 """All suites for one backend, as `dsec conformance --driver NAME` runs them."""
 
+from dsec.sdk.testing.detached import DetachedSuite
 from dsec.sdk.testing.execs import ExecSuite
 from dsec.sdk.testing.files import FileSuite
 from dsec.sdk.testing.isolation import IsolationSuite
@@ -9,8 +10,10 @@ from dsec.sdk.testing.ports import PortSuite
 from dsec.sdk.testing.recovery import RecoverySuite, split, victim
 from dsec.sdk.testing.sessions import SessionSuite, sh
 from dsec.sdk.testing.stopping import StoppingRecoverySuite, StoppingSuite
+from dsec.sdk.testing.terminals import TerminalSuite
 
 __all__ = [
+    "DetachedSuite",
     "ExecSuite",
     "FileSuite",
     "IsolationSuite",
@@ -21,6 +24,7 @@ __all__ = [
     "SessionSuite",
     "StoppingRecoverySuite",
     "StoppingSuite",
+    "TerminalSuite",
     "sh",
     "split",
     "victim",
@@ -44,6 +48,14 @@ class TestFiles(FileSuite):
 
 
 class TestSessions(SessionSuite):
+    pass
+
+
+class TestTerminals(TerminalSuite):
+    pass
+
+
+class TestDetached(DetachedSuite):
     pass
 
 

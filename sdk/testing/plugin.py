@@ -27,6 +27,8 @@ pytest.register_assert_rewrite(
             "recovery",
             "sessions",
             "stopping",
+            "terminals",
+            "detached",
             "calls",
             "probes",
         )

@@ -30,6 +30,14 @@ class TestSessions(conformance.SessionSuite):
     pass
 
 
+class TestTerminals(conformance.TerminalSuite):
+    pass
+
+
+class TestDetached(conformance.DetachedSuite):
+    pass
+
+
 class TestPorts(conformance.PortSuite):
     pass
 

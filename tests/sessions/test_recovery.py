@@ -74,3 +74,22 @@ async def test_a_shell_that_ended_meanwhile_is_told(site: Site) -> None:
             with pytest.raises(SessionEnded):
                 await sh.run("true")
             assert (await sh.wait()).code == 3
+
+
+async def test_a_terminal_goes_on_after_a_restart(site: Site) -> None:
+    loop = (
+        "stty -opost; for i in $(seq 300); do echo line $i; sleep 0.005; done; read x; echo got $x; stty size"
+    )
+    async with site.client() as client:
+        async with site.edge():
+            sandbox = await client.create(backend="container", image="base")
+            running = await sandbox.start(loop, terminal=(30, 100))
+            await asyncio.sleep(0.5)
+        await asyncio.sleep(0.5)
+        async with site.edge(drain=True):
+            await running.resize(31, 101)
+            await running.write_stdin("keys\r")
+            result = await running.wait()
+            lines = [line for line in result.stdout.splitlines() if line.startswith("line ")]
+            assert lines == [f"line {i}" for i in range(1, 301)]
+            assert result.stdout.splitlines()[-2:] == ["got keys", "31 101"]
