@@ -8,17 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from dsec.plugins.container.cgroups import parse_layout
 from tests.container.conftest import Bench, bench, box, images
 from tests.container.usage import group_of
 
 __all__ = ["bench", "box", "images"]
 
-
-@pytest.fixture(autouse=True)
-def _unified() -> None:
-    if parse_layout(Path("/proc/self/mountinfo").read_text()).v1:
-        pytest.skip("this machine's controllers are on version 1: make test-vm")
+UNIFIED = [
+    pytest.mark.node,
+    pytest.mark.vm,
+    pytest.mark.skipif(
+        "/sys/fs/cgroup cgroup2" not in Path("/proc/mounts").read_text(),
+        reason="this machine's cgroups are not unified: make test-vm",
+    ),
+]
 
 
 @pytest.fixture

@@ -16,8 +16,9 @@ from dsec.plugins.fncall.settings import Settings
 from dsec.plugins.images import ErofsImages
 from dsec.plugins.images.base import NAME
 from dsec.sdk.testing import pace
+from tests.unified.conftest import UNIFIED
 
-pytestmark = [pytest.mark.node, pytest.mark.vm]
+pytestmark = UNIFIED
 
 
 @pytest.fixture

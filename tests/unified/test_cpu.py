@@ -7,9 +7,9 @@ import pytest
 
 from dsec.bus.spec import Limits
 from tests.container.conftest import Bench
-from tests.unified.conftest import told
+from tests.unified.conftest import UNIFIED, told
 
-pytestmark = [pytest.mark.alone, pytest.mark.node, pytest.mark.vm]
+pytestmark = [*UNIFIED, pytest.mark.alone]
 
 SECONDS = 4.0
 SPIN = f"for i in 1 2 3 4; do timeout {SECONDS + 4} sh -c 'while :; do :; done' & done; wait"

@@ -7,9 +7,9 @@ import pytest
 from dsec.bus.spec import Limits
 from tests.container.conftest import LIMITS, Bench, Box
 from tests.container.usage import memory_of
-from tests.unified.conftest import number, told
+from tests.unified.conftest import UNIFIED, number, told
 
-pytestmark = [pytest.mark.node, pytest.mark.vm]
+pytestmark = UNIFIED
 
 HEAP = 64 << 20
 KEEPER = f"""

@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-import pytest
-
 from dsec.sdk import Sandbox
+from tests.unified.conftest import UNIFIED
 
-pytestmark = [pytest.mark.node, pytest.mark.vm]
+pytestmark = UNIFIED
 
 FILE = 32 << 20
 

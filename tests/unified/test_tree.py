@@ -14,8 +14,9 @@ from dsec.bus.spec import Limits
 from dsec.plugins.container.cgroups import CONTROLLERS, INIT, Cgroups, Group
 from dsec.sdk.testing import traces
 from tests.container.conftest import Bench, Box
+from tests.unified.conftest import UNIFIED
 
-pytestmark = [pytest.mark.node, pytest.mark.vm]
+pytestmark = UNIFIED
 
 ROOT = Path("/sys/fs/cgroup")
 
