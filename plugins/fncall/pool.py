@@ -14,7 +14,7 @@ from typing import Self
 
 from dsec.bus import ids
 from dsec.bus.driver import Images
-from dsec.bus.errors import DsecError, InfraError, Overloaded
+from dsec.bus.errors import DsecError, LimitError, Overloaded
 from dsec.plugins.fncall.settings import Settings
 from dsec.plugins.fncall.worker import Key, Tools, Worker
 
@@ -100,7 +100,8 @@ class Pool:
             return entry.worker
         except TimeoutError:
             self._forget(key, entry)
-            raise InfraError(f"a worker was not warm within {self._settings.warm_within:g} s") from None
+            why = f"importing took over {self._settings.warm_within:g} s"
+            raise LimitError(why, field="imports") from None
         except DsecError:
             self._forget(key, entry)
             raise

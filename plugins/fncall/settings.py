@@ -37,7 +37,7 @@ class Settings:
     workers: int = 16
     idle: float = 300.0
     worker_memory: int = GIB
-    warm_within: float = 30.0
+    warm_within: float = 60.0
     artefact_bytes: int = 256 * MIB
     """Kept per project on this node; the least recently used go first."""
     devices: tuple[Device, ...] = ()

@@ -304,6 +304,17 @@ def leaves_daemon(mark: str) -> int:
     return 1
 
 
+def watches() -> int:
+    import ctypes
+    import time
+
+    libc, made = ctypes.CDLL(None), 0
+    while made < 4000 and libc.inotify_init1(0) >= 0:
+        made += 1
+    time.sleep(0.3)
+    return made
+
+
 def takes_memory(size: int) -> int:
     return len(bytearray(size))
 

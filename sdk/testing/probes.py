@@ -7,6 +7,8 @@ run by the suite of a `Caller` and, in the same run as the figures, by `dsec ben
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import os
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -192,6 +194,21 @@ def _has(path: Path, mark: bytes) -> bool:
         return mark in path.read_bytes()
     except OSError:
         return False
+
+
+@probe
+async def watches(client: Client) -> str:
+    """What the kernel counts per user (inotify) it counts apart from the host's."""
+    taking = asyncio.ensure_future(told(client, inside.watches, limits={"nofile": 4096}))
+    libc, refused = ctypes.CDLL(None, use_errno=True), 0
+    while not taking.done():
+        await asyncio.sleep(0.02)
+        made = libc.inotify_init1(os.O_CLOEXEC)
+        if made < 0:
+            refused += 1
+        else:
+            os.close(made)
+    return f"{await taking} taken inside: the host had none left" if refused else ""
 
 
 @probe
