@@ -42,7 +42,7 @@ class SimJobs:
         if self._node.books.answer(key) is None:
             order = {"op": item.op, "project": item.project, "principal": item.principal}
             try:
-                await self._node.once(order | {"sandbox": item.sandbox, "spec": item.spec}, key)
+                await self._node.creates.once(order | {"sandbox": item.sandbox, "spec": item.spec}, key)
             finally:
                 self.coming.pop(item.sandbox, None)
 
@@ -50,7 +50,7 @@ class SimJobs:
         return self._node.books.answer(_key(item)) is not None
 
     def abandon(self, item: Item) -> bool:
-        return _key(item) in self._node.waiting
+        return _key(item) in self._node.creates.waiting
 
     def pending(self, item: Item) -> None:
         self._tell(item, State.PENDING)
@@ -58,7 +58,7 @@ class SimJobs:
     def failed(self, item: Item, error: DsecError) -> None:
         now = int(time.time() * 1000)
         told = {"project": item.project, "principal": item.principal, "sandbox": item.sandbox}
-        self._node.note_create(told, error.code, error.message)
+        self._node.creates.note(told, error.code, error.message)
         self._tell(item, State.FAILED, failure=error.failure.value, reason=error.message, changed=now)
 
     def _tell(self, item: Item, state: State, **fields: Any) -> None:

@@ -3,8 +3,6 @@
 It answers, journals, registers and audits as a real node does: a create is acknowledged when it is on disk,
 registry and events follow, mutating calls are audited. What is simulated is the inside: a sandbox is an entry
 in a table, a command is an outcome of the configuration.
-
-The create path handles orders and records as JSON, not as models: thousands a second pass here.
 """
 
 from __future__ import annotations
@@ -12,58 +10,49 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import orjson
 
-from dsec.bus import operation, subjects
+from dsec.bus import subjects
 from dsec.bus.audit import Auditor
 from dsec.bus.errors import (
-    DeadlineExceeded,
     DsecError,
-    InfraError,
-    NoCapacity,
-    NodeLost,
     NoSuchSandbox,
     SpecError,
     Unsupported,
 )
-from dsec.bus.fencing import DEFAULT, LOST, Fencing, Patience
+from dsec.bus.fencing import DEFAULT, Fencing, Patience
 from dsec.bus.handlers import (
     Call,
     Handler,
-    check_reply,
     ok,
-    result,
     serving,
     serving_internal,
     typed,
 )
-from dsec.bus.messages import GrantCredit, Heartbeat, RenewSandbox, Request, StartExec, State
+from dsec.bus.messages import GrantCredit, RenewSandbox, Request, StartExec, State
 from dsec.bus.metrics import names
-from dsec.bus.metrics.figures import Sample
 from dsec.bus.nats.appender import Appender
 from dsec.bus.nats.directget import DirectGet
 from dsec.bus.registrar import Registrar, Version
 from dsec.bus.registry import TOMBSTONE
-from dsec.bus.transport import Bus, Received
+from dsec.bus.transport import Bus
 from dsec.bus.workload import workload_of
 from dsec.plugins.sim import journal as lines
-from dsec.plugins.sim.books import Books, Held, applied
+from dsec.plugins.sim.books import Books, Held
 from dsec.plugins.sim.config import Fate, SimConfig, Verb
+from dsec.plugins.sim.creates import Creates
 from dsec.plugins.sim.execs import Execs
 from dsec.plugins.sim.jobs import SimJobs
 from dsec.plugins.sim.journal import Journal, Past, packed
 from dsec.plugins.sim.lives import Lives
+from dsec.plugins.sim.pulse import Pulse
 
 log = logging.getLogger(__name__)
 
-EVERY: Final = 1.0
-"""Seconds between heartbeats."""
 REAP_EVERY: Final = 0.2
 CONCURRENCY: Final = 8192
 AUDITED: Final = frozenset({"destroy", "pause", "resume", "renew"})
@@ -83,24 +72,21 @@ class SimNode:
         registrar: Registrar,
     ) -> None:
         self.node = node
-        self._bus = bus
-        self._config = config
-        self._journal = journal
+        self.bus = bus
+        self.config = config
+        self.journal = journal
         self._past = journal.past.pop(node, Past())
-        self._appender = appender
+        self.appender = appender
         self.registrar = registrar
         self.auditor = Auditor(appender, "edge")
-        self._fate = Fate(config, node)
+        self.fate = Fate(config, node)
         self.lives = Lives(self, journal, self._past)
         self.books = Books(config, self._past)
-        self._creating: dict[str, asyncio.Future[bytes]] = {}
         self._jobs = SimJobs(self)
-        self.waiting: set[str] = set()
-        """Keys of creates that have not begun to be journalled."""
         self._ending: dict[str, asyncio.Future[None]] = {}
         self.figures = workload_of(bus).figures
-        self._audit_create = {"op": "sandbox.create", "subject": subjects.node_create(node)}
-        execs = Execs(node, config, self._fate, journal, appender, self.lives.open)
+        self.creates, self.pulse = Creates(self), Pulse(self)
+        execs = Execs(node, config, self.fate, journal, appender, self.lives.open)
         self._handlers: dict[tuple[str, str], Handler] = {
             ("sandbox", "stat"): typed(Request, self.stat),
             ("sandbox", "destroy"): typed(Request, self.destroy),
@@ -143,11 +129,13 @@ class SimNode:
                 )
                 await stack.enter_async_context(block)
             await stack.enter_async_context(
-                serving_internal(bus, subjects.node_create(node), self.create, concurrency=CONCURRENCY)
+                serving_internal(
+                    bus, subjects.node_create(node), self.creates.create, concurrency=CONCURRENCY
+                )
             )
             await stack.enter_async_context(self._jobs.serving(bus))
-            stack.enter_context(self.figures.telling(self._samples))
-            tasks = [asyncio.create_task(work) for work in (self._beat(), self._reap(), fencing.keep())]
+            stack.enter_context(self.figures.telling(self.pulse.samples))
+            tasks = [asyncio.create_task(work) for work in (self.pulse.beat(), self._reap(), fencing.keep())]
             try:
                 yield self
             finally:
@@ -165,138 +153,24 @@ class SimNode:
         self.books.recover(past, fenced=lives.fenced, epoch=lives.epoch, now=time.time())
         await lives.lose_fenced()
         for held in self.books.table.values():
-            self._doom(held)
+            self.doom(held)
             self.publish(held, "recovered")
 
-    # --- create
+    # --- one sandbox
 
-    async def create(self, message: Received) -> bytes | None:
-        """Core's order; the answer goes to the tenant. A veto gives it back to core."""
-        order = orjson.loads(message.data)
-        check_reply(message.reply, order["principal"])
-        await self._opened()
-        late = time.time() * 1000 - order["deadline"]
-        if late > 0:
-            raise DeadlineExceeded(
-                f"the deadline passed {late:.0f} ms ago; nothing was done", field="deadline"
-            )
-        key = f"{order['project']}/create/{order['op']}"
-        try:
-            record = self.books.answer(key) or await self.once(order, key)
-        except NoCapacity as reason:
-            await self._veto(order, message.reply, reason)
-            return None
-        except DsecError as error:
-            self.note_create(order, error.code, error.message)
-            raise
-        self.note_create(order, "ok")
-        return b'{"ok":%b}' % record
-
-    async def once(self, order: dict[str, Any], key: str) -> bytes:
-        """The record; those who ask meanwhile wait for the same one."""
-        running = self._creating.get(key)
-        if running is not None:
-            return await asyncio.shield(running)
-        self._creating[key] = running = asyncio.get_running_loop().create_future()
-        backend = order["spec"]["backend"]
-        tally = self.figures.create(
-            backend if backend in self._config.backends else "unknown", order["project"]
-        )
-        began = time.perf_counter_ns()
-        try:
-            record = await self._make(order, key)
-        except BaseException as error:
-            tally.failed(error.code if isinstance(error, DsecError) else "internal")
-            running.set_exception(
-                error if isinstance(error, Exception) else InfraError("the node is stopping")
-            )
-            running.exception()  # seen: the caller gets it here
-            raise
-        else:
-            running.set_result(record)
-            return record
-        finally:
-            tally.took(time.perf_counter_ns() - began)
-            del self._creating[key]
-
-    async def _make(self, order: dict[str, Any], key: str) -> bytes:
-        await self._opened()
-        spec, now, epoch = order["spec"], time.time(), self.lives.epoch
-        if spec["backend"] not in self._config.backends:
-            raise Unsupported(f"backend {spec['backend']!r} is not on this node", field="backend")
-        limits = applied(spec["limits"], self._config.defaults)
-        self.books.admit(limits["cpu"] or 0.0, limits["memory"] or 0, len(self._creating) - 1)
-        delay = self._fate.delay("create")
-        if delay:
-            self.waiting.add(key)
-            try:
-                await asyncio.sleep(delay)
-            finally:
-                self.waiting.discard(key)
-            await self._opened()
-        self._fate.strike("create")
-        body = {
-            "v": 1,
-            "sandbox": order["sandbox"],
-            "project": order["project"],
-            "principal": order["principal"],
-            "node": self.node,
-            "epoch": epoch,
-            "state": "running",
-            "spec": spec,
-            "applied": limits,
-            "created": int(now * 1000),
-            "expires": int((now + spec["ttl"]) * 1000),
-            "changed": int(time.time() * 1000),
-            "failure": None,
-            "reason": "",
-        }
-        record = packed(body)
-        await self._journal.append(lines.created(self.node, key, record))
-        held = Held.of(body, record, now)
-        self._doom(held, add=True)
-        self.books.answers[key] = record
-        if epoch <= self.lives.fenced:
-            await self.lives.lose(held)
-            raise NodeLost(f"{held.id} was lost: {LOST}")
-        self.publish(held, "created")
-        return record
-
-    async def _opened(self) -> None:
+    async def opened(self) -> None:
         """This life counts; a node that lost the broker does nothing until it knows."""
         if not self.lives.open.is_set():
             await self.lives.open.wait()
 
-    def _doom(self, held: Held, *, add: bool = False) -> None:
+    def doom(self, held: Held, *, add: bool = False) -> None:
         """Roll when the sandbox dies by itself."""
-        lifetime = self._fate.lifetime()
+        lifetime = self.fate.lifetime()
         held.dies = None if lifetime is None else time.time() + lifetime
         if add:
             self.books.add(held)
         elif lifetime is not None:
             self.books.again(held)
-
-    async def _veto(self, order: dict[str, Any], reply: str, reason: NoCapacity) -> None:
-        veto = orjson.dumps({"order": order, "reply": reply, "reason": reason.message})
-        left = max(0.1, order["deadline"] / 1000 - time.time())
-        answer = await self._bus.request(
-            subjects.SCHED_VETO, veto, timeout=min(left, 10.0), headers=operation.onward()
-        )
-        result(answer.data)
-
-    def note_create(self, order: dict[str, Any], outcome: str, detail: str = "") -> None:
-        entry = self._audit_create | {
-            "time": int(time.time() * 1000),
-            "principal": order["principal"],
-            "target": order["sandbox"],
-            "outcome": outcome,
-            "detail": detail,
-        }
-        if trace := operation.trace():
-            entry["trace"] = trace
-        self._appender.put(subjects.audit("edge", "create", order["project"]), orjson.dumps(entry))
-
-    # --- one sandbox
 
     async def handle(self, call: Call) -> bytes | None:
         """One request of a tenant, audited where it changes something or is denied."""
@@ -306,7 +180,7 @@ class SimNode:
             raise Unsupported(f"{at.noun}.{at.verb} is not served by a simulated node", field="subject")
         audited = at.noun == "sandbox" and at.verb in AUDITED
         target = at.exec or at.sandbox
-        await self._opened()
+        await self.opened()
         try:
             answer = await handler(call)
         except DsecError as error:
@@ -368,13 +242,13 @@ class SimNode:
             await self.change(held, state.value, state=state.value)
 
     async def trial(self, verb: Verb) -> None:
-        await asyncio.sleep(self._fate.delay(verb))
-        await self._opened()
-        self._fate.strike(verb)
+        await asyncio.sleep(self.fate.delay(verb))
+        await self.opened()
+        self.fate.strike(verb)
 
     async def change(self, held: Held, what: str, **fields: Any) -> None:
         held.record = changed(held.record, **fields)
-        await self._journal.append(lines.changed(self.node, held.record))
+        await self.journal.append(lines.changed(self.node, held.record))
         self.publish(held, what)
 
     async def end(self, held: Held, reason: str) -> None:
@@ -382,7 +256,7 @@ class SimNode:
         running = self._ending.get(held.id)
         if running is not None:
             return await asyncio.shield(running)
-        self._ending[held.id] = running = self._journal.append(lines.gone(self.node, held.id, held.project))
+        self._ending[held.id] = running = self.journal.append(lines.gone(self.node, held.id, held.project))
         try:
             await asyncio.shield(running)
         finally:
@@ -405,7 +279,7 @@ class SimNode:
         version = Version(subject, at["epoch"], record, TOMBSTONE if gone else NO_HEADERS, gone)
         self.registrar.write(version, fresh=what == "created")
         event = b'{"time":%d,"record":%b}' % (int(time.time() * 1000), record)
-        self._appender.put(f"event.{what}.{tail}", event)
+        self.appender.put(f"event.{what}.{tail}", event)
 
     # --- by itself
 
@@ -426,54 +300,13 @@ class SimNode:
         if reason is not None:
             await self.end(held, reason)
             return
-        deaths = self._config.deaths
+        deaths = self.config.deaths
         assert deaths is not None
         held.state = State.FAILED
         project = self.figures.project(held.project)
-        self.figures.count(names.SANDBOX_FAILURES, self._backend, project, deaths.failure.value)
+        self.figures.count(names.SANDBOX_FAILURES, self.pulse.backend, project, deaths.failure.value)
         await self.change(held, "failed", state="failed", failure=deaths.failure.value, reason=deaths.reason)
         self.books.again(held)
-
-    @property
-    def _backend(self) -> str:
-        """Its name, or of several names the first: a table of hundreds of thousands does not keep which."""
-        return next(iter(self._config.backends), "")
-
-    def _samples(self) -> Iterator[Sample]:
-        """See Figures.telling."""
-        project, books = self.figures.project, self.books
-        states = Counter((held.project, held.state) for held in books.table.values())
-        for (whose, state), count in states.items():
-            yield names.SANDBOXES, (self._backend, project(whose), state.value), count
-        yield names.CPU, (), self._config.cpu
-        yield names.CPU_PROMISED, (), max(0.0, books.cpu)
-        yield names.MEMORY, (), self._config.memory
-        yield names.MEMORY_PROMISED, (), books.memory
-        yield names.OPEN, (), int(self.lives.open.is_set())
-        yield names.LIFE, (), self.lives.epoch
-
-    async def _beat(self) -> None:
-        await asyncio.sleep(random.uniform(0, 0.1))  # noqa: S311 - many nodes start together
-        subject = subjects.node_heartbeat(self.node)
-        while True:
-            await self.lives.open.wait()
-            with contextlib.suppress(InfraError):  # not connected: silence is what the watcher needs to hear
-                await self._bus.publish(subject, self._heartbeat().model_dump_json().encode())
-            await asyncio.sleep(EVERY)
-
-    def _heartbeat(self) -> Heartbeat:
-        books, config = self.books, self._config
-        return Heartbeat(
-            node=self.node,
-            epoch=self.lives.epoch,
-            time=int(time.time() * 1000),
-            backends={name: ["pause"] for name in config.backends},
-            cpu=config.cpu,
-            memory=config.memory,
-            cpu_used=max(0.0, books.cpu),
-            memory_used=books.memory,
-            sandboxes=len(books.table) + len(self._creating),
-        )
 
 
 def changed(record: bytes, **fields: Any) -> bytes:
