@@ -3,15 +3,15 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PACKAGES := python3-venv gcc musl-tools crun runc bubblewrap erofs-utils mmdebstrap procps util-linux ca-certificates openssl
-PROGRAMS := gcc musl-gcc crun runc bwrap mkfs.erofs mmdebstrap openssl ps setpriv unshare
+PACKAGES := python3-venv gcc musl-tools crun runc bubblewrap lxcfs erofs-utils mmdebstrap procps util-linux ca-certificates openssl
+PROGRAMS := gcc musl-gcc crun runc bwrap lxcfs mkfs.erofs mmdebstrap openssl ps setpriv unshare
 VM_PACKAGES := qemu-system-x86 e2fsprogs
 VM_PROGRAMS := qemu-system-x86_64 mkfs.ext4
 WORKERS ?= 3
 export DSEC_CACHE ?= $(HOME)/.cache/opendsec
 
 .DEFAULT_GOAL := help
-.PHONY: help setup packages venv chronus base functions demo test test-fast vm-packages test-vm check format bench dist clean
+.PHONY: help setup packages venv chronus base functions demo test test-fast vm-packages test-vm check twin format bench dist clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -61,6 +61,8 @@ vm-packages:
 	  DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $(VM_PACKAGES); fi
 
 test-vm: setup vm-packages ## what needs unified cgroups, in a virtual machine (docs/testbed.md) -> build/test-vm.xml
+	$(BIN)/python -m tests.vm --make
+	$(BIN)/python -m pytest tests/vm -m vm
 	$(BIN)/python -m tests.vm --junitxml build/test-vm.xml
 
 check: venv ## ruff, mypy strict, codespell, project metadata
@@ -69,6 +71,9 @@ check: venv ## ruff, mypy strict, codespell, project metadata
 	$(BIN)/mypy
 	$(BIN)/codespell
 	$(BIN)/validate-pyproject pyproject.toml
+
+twin: venv ## write dsec.sync anew from the sources of the SDK
+	$(BIN)/python -m dsec.sdk.twin.generate
 
 format: venv ## rewrite the sources in house style
 	$(BIN)/ruff format .

@@ -19,6 +19,8 @@ SUITE: Final = (
     *(f"tests/container/test_{name}.py" for name in ("limits", "cgroups", "kill", "lifecycle", "reclaim")),
 )
 _HEAD: Final = b'<?xml version="1.0" encoding="utf-8"?>'
+TIMEOUT: Final = 400
+"""Seconds for one test."""
 SLOWNESS: Final = 5
 """Of emulation, in wall time of what a test waits for."""
 
@@ -39,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--make", action="store_true", help="only make or verify the guest")
     parser.add_argument("--accel", default="tcg", choices=("tcg", "kvm"), help="default: %(default)s")
-    parser.add_argument("--within", type=float, default=480, help="seconds (default: %(default)s)")
+    parser.add_argument("--within", type=float, default=720, help="seconds (default: %(default)s)")
     parser.add_argument("--junitxml", type=Path, help="where the report goes")
     return parser
 
@@ -66,7 +68,7 @@ async def _run(options: argparse.Namespace, chosen: list[str]) -> int:
 
 def _script(chosen: list[str]) -> str:
     """Pytest as asked for; by default all of SUITE in two processes, then what has to be alone."""
-    pytest = [cargo.PYTHON, "-m", "pytest", "-p", "no:cacheprovider", "-o", "junit_family=xunit2"]
+    pytest = [cargo.PYTHON, "-m", "pytest", "-p", "no:cacheprovider", "--timeout", str(TIMEOUT)]
     if chosen:
         return shlex.join([*pytest, "--basetemp", "/scratch/t", f"--junitxml={cargo.REPORT}", *chosen])
     spread = ["-m", "not alone", "-n", "2", "--dist", "loadscope", "--no-loadscope-reorder"]
