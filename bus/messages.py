@@ -107,6 +107,7 @@ class Record(Message):
     changed: int = Field(0, description="grows with each change within an epoch; near unix ms")
     failure: Failure | None = None
     reason: str = ""
+    held: bool = Field(default=False, description="paused until it is resumed: no request resumes it")
     fenced: bool = Field(default=False, description="declared failed while its node was away: a tombstone")
 
 
@@ -138,6 +139,12 @@ class PackSandbox(Request):
 
     name: str
     paths: tuple[str, ...] | None = None
+
+
+class PauseSandbox(Request):
+    """sandbox.pause: the next request for the inside resumes it, unless told otherwise."""
+
+    resume_on_request: bool = True
 
 
 class StopSandbox(Request):

@@ -300,9 +300,14 @@ class Sandbox:
         self.record = await stat(self._link, self.id)
         return self.record
 
-    async def pause(self, *, key: str | None = None) -> Record:
-        """Freeze every process; repeatable. Raises Unsupported, NoSuchSandbox."""
-        return await self._updated("pause", {}, key)
+    async def pause(self, *, resume_on_request: bool = True, key: str | None = None) -> Record:
+        """Freeze every process and give memory back where the kernel can; repeatable.
+
+        The next command, file request or connection resumes it, unless `resume_on_request` is false: then
+        they are refused until `resume`. A pause of its whole job is of that kind. Raises Unsupported,
+        NoSuchSandbox.
+        """
+        return await self._updated("pause", {"resume_on_request": resume_on_request}, key)
 
     async def resume(self, *, key: str | None = None) -> Record:
         """Go on where `pause` stopped; repeatable. Raises Unsupported, NoSuchSandbox."""

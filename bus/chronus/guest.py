@@ -168,6 +168,12 @@ class Guest(Files):
         """Repeatable. Commands run on; descriptors stay with their Exec."""
         self._transport.close()
 
+    async def quiet(self, within: float) -> None:
+        """Return when no answer is waited for, or after `within` seconds."""
+        until = self._loop.time() + within
+        while self._calls and self._loop.time() < until:  # noqa: ASYNC110 - answers come in milliseconds
+            await asyncio.sleep(0.002)
+
     def excuse(self) -> None:
         """The inside is about to be frozen: its silence does not count until `expect`. Repeatable."""
         self._excused = True

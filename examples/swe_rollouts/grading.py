@@ -48,7 +48,7 @@ class Stopwatch:
 async def take_over(sandbox: Sandbox, task: Task, name: str, watch: Stopwatch) -> str:
     """Freeze the sandbox, pack the allowed paths as layer `name`, destroy it. Returns the layer's name."""
     with watch("pause"):
-        await sandbox.pause()
+        await sandbox.pause(resume_on_request=False)
     with watch("pack"):
         layer = await sandbox.pack(name, task.allowed)
     with watch("destroy"):

@@ -79,6 +79,16 @@ def parse_layout(mountinfo: str) -> Layout:
     return Layout(found["cgroup2"][0], v1, tuple(dict.fromkeys(others)))
 
 
+def parse_cpusets(mountinfo: str) -> Path | None:
+    """The mount point of the version 1 hierarchy with the controller `cpuset`, if there is one."""
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        kind, _, options = right.split(" ", 2)
+        if kind == "cgroup" and "cpuset" in options.split(","):
+            return Path(left.split(" ")[4])
+    return None
+
+
 def settings(limits: Limits, cpu_class: CpuClass, on_v1: frozenset[str]) -> Iterator[tuple[str, str, str]]:
     """(controller, file, value) for each limit that is given; `on_v1` names the version 1 controllers."""
     if limits.memory is not None:
@@ -124,6 +134,8 @@ class Group:
 
     layout: Layout
     path: str
+    cpusets: Path | None = None
+    """The hierarchy with the controller `cpuset`, where the machine has it."""
 
     @property
     def v2(self) -> Path:
@@ -152,6 +164,28 @@ class Group:
         """Move process `pid`, which has no children yet, in. Raises OSError."""
         for place in self.places:
             (place / "cgroup.procs").write_text(str(pid))
+        if self.cpusets not in {None, *self.layout.roots}:
+            assert self.cpusets is not None
+            place = self.cpusets / self.path
+            if place.exists():
+                (place / "cgroup.procs").write_text(str(pid))
+
+    def pin(self, cpus: str) -> None:
+        """Only these processors (`0-1,3`) for what is inside; before `adopt`. Raises OSError."""
+        if self.cpusets is None:
+            return
+        place = self.cpusets / self.path
+        place.mkdir(parents=True, exist_ok=True)
+        if self.cpusets != self.layout.v2:
+            (place / "cpuset.mems").write_text((place.parent / "cpuset.mems").read_text())
+        (place / "cpuset.cpus").write_text(cpus)
+
+    def pinned(self) -> str:
+        """What `pin` set; empty when nothing did."""
+        if self.cpusets is not None:
+            with contextlib.suppress(OSError):
+                return (self.cpusets / self.path / "cpuset.cpus").read_text().strip()
+        return ""
 
     def oom_kills(self) -> int:
         """Processes that the kernel has killed for this group's memory limit; 0 when it is gone."""
@@ -244,17 +278,21 @@ class Cgroups:
 
     layout: Layout
     parent: str
+    cpusets: Path | None = None
     _ready: list[bool] = field(default_factory=list)
 
     @classmethod
     def here(cls, home: Path) -> Cgroups:
         """For this machine. Raises MissingTool."""
-        layout = parse_layout(Path("/proc/self/mountinfo").read_text())
+        told = Path("/proc/self/mountinfo").read_text()
+        layout, cpusets = parse_layout(told), parse_cpusets(told)
+        if cpusets is None and "cpuset" in (layout.v2 / "cgroup.controllers").read_text().split():
+            cpusets = layout.v2
         name = hashlib.blake2s(str(home.resolve()).encode(), digest_size=6).hexdigest()
-        return cls(layout, f"dsec/{name}")
+        return cls(layout, f"dsec/{name}", cpusets)
 
     def of(self, sandbox: str) -> Group:
-        return Group(self.layout, f"{self.parent}/{sandbox}")
+        return Group(self.layout, f"{self.parent}/{sandbox}", self.cpusets)
 
     def prepare(self) -> None:
         """Make the parents and, on version 2, hand the controllers down to them. Raises MissingTool."""
@@ -271,6 +309,9 @@ class Cgroups:
     def _on_v2(self) -> list[str]:
         return [name for name in CONTROLLERS if name not in self.layout.v1]
 
+    def _handed_down(self) -> list[str]:
+        return [*self._on_v2(), *(["cpuset"] if self.cpusets == self.layout.v2 else [])]
+
     def _refuse_missing(self) -> None:
         there = (self.layout.v2 / "cgroup.controllers").read_text(encoding="ascii").split()
         missing = [name for name in self._on_v2() if name not in there]
@@ -281,13 +322,26 @@ class Cgroups:
     def _make_parents(self, attempts: int = 5) -> None:
         """Repeated when another driver that ends has just removed the common part."""
         try:
-            self._delegate(self._on_v2())
+            self._delegate(self._handed_down())
+            self._make_cpusets()
             for root in self.layout.roots:
                 (root / self.parent).mkdir(parents=True, exist_ok=True)
         except FileNotFoundError:
             if not attempts:
                 raise
             self._make_parents(attempts - 1)
+
+    def _make_cpusets(self) -> None:
+        """On version 1 a new set is empty, and nobody could join; on version 2 the controller is optional."""
+        if self.cpusets is None:
+            return
+        here = self.cpusets
+        for part in Path(self.parent).parts:
+            above, here = here, here / part
+            here.mkdir(exist_ok=True)
+            for name in ("cpuset.cpus", "cpuset.mems") if self.cpusets != self.layout.v2 else ():
+                if not (here / name).read_text().strip():
+                    (here / name).write_text((above / name).read_text())
 
     def _delegate(self, controllers: list[str]) -> None:
         here = self.layout.v2

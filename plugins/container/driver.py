@@ -34,7 +34,9 @@ from dsec.bus.userns import UserNamespaces
 from dsec.plugins.container import checks, door, oci, orphans, ports, seccomp
 from dsec.plugins.container.cgroups import ENGINE, Cgroups, until
 from dsec.plugins.container.checks import INFO
+from dsec.plugins.container.cpus import Cpus, listed, parse
 from dsec.plugins.container.engine import Engine, Job, find, sealed
+from dsec.plugins.container.honest import Honest
 from dsec.plugins.container.process import Watched
 from dsec.plugins.container.visits import Visitor
 
@@ -59,6 +61,8 @@ class ContainerDriver:
         self._agent = -1
         self._namespaces = UserNamespaces()
         self._visitor = Visitor()
+        self._honest = Honest(home, self._visitor, self._pidfds)
+        self._cpus = Cpus(frozenset(os.sched_getaffinity(0)))
         self._profile = seccomp.profile()
         self._oom_score_adj = max(0, int(Path("/proc/self/oom_score_adj").read_text()))
 
@@ -125,8 +129,12 @@ class ContainerDriver:
         rules = engine.filter or self._profile
         base = rootfs.uid_base
 
+        cpus = self._cpus.take(sandbox, order.limits.cpu)
+
         def adopt(pid: int) -> None:
             group.make(order.limits, order.spec.cpu_class)
+            if cpus != self._cpus.all:
+                group.pin(listed(cpus))
             group.adopt(pid)
 
         owner = base if engine.limits_from_inside else 0
@@ -138,7 +146,12 @@ class ContainerDriver:
                 )
         await until(lambda: checks.executes(pid, self._agent), f"starting the agent of {sandbox}")
         checks.confined(pid)
-        return self._watch(sandbox, pid, None)
+        watched = self._watch(sandbox, pid, None)
+        await self._honest.show(watched.pidfd)
+        return watched
+
+    def _pidfds(self) -> list[int]:
+        return [watched.pidfd for watched in self._live.values() if watched.alive]
 
     def _explained(self, sandbox: str, error: BaseException) -> BaseException:
         """`error` as the contract names it."""
@@ -163,6 +176,7 @@ class ContainerDriver:
         if watched := self._live.pop(sandbox, None):
             watched.close()
         self._dead.pop(sandbox, None)
+        self._cpus.free(sandbox)
         group = self._cgroups().of(sandbox)
         try:
             group.kill()
@@ -192,6 +206,8 @@ class ContainerDriver:
         try:
             state = orjson.loads(handle.state)
             self._watch(sandbox, int(state["pid"]), int(state["start"]))
+            if pinned := parse(self._cgroups().of(sandbox).pinned()):
+                self._cpus.keep(sandbox, pinned)
         except (ProcessLookupError, ValueError, KeyError):
             raise NoSuchSandbox(f"{sandbox} died while its node was down") from None
 
@@ -200,6 +216,7 @@ class ContainerDriver:
         for watched in self._live.values():
             watched.close()
         self._live.clear()
+        await self._honest.close(used=self._groups is not None and bool(self._groups.found()))
         if self._engine is not None:
             self._engine.close()
             self._engine = None

@@ -37,7 +37,7 @@ class Visitor:
         visiting = asyncio.get_running_loop().run_in_executor(
             self._thread, self._visit, held, namespace, work
         )
-        visiting.add_done_callback(lambda _: os.close(held))
+        visiting.add_done_callback(lambda done: _left(done, held))
         return await asyncio.shield(visiting)
 
     def _settle(self) -> None:
@@ -60,6 +60,12 @@ class Visitor:
             self._thread = None
         while self._home:
             os.close(self._home.popitem()[1])
+
+
+def _left(visit: asyncio.Future[T], pidfd: int) -> None:
+    os.close(pidfd)
+    if not visit.cancelled():
+        visit.exception()  # seen: whoever asked may have gone
 
 
 def _check(result: int, what: str) -> None:

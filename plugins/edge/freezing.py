@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
+from typing import Final
 
 from dsec.bus.driver import CanPause, CanReclaim
 from dsec.bus.errors import DsecError, Unsupported
@@ -19,19 +20,31 @@ from dsec.plugins.edge.sandboxes import Sandbox, Sandboxes
 
 log = logging.getLogger(__name__)
 
+QUIET: Final = 0.5
+"""Seconds that a pause waits for what the agent inside was asked before."""
 
-async def pause(sandbox: Sandbox, sandboxes: Sandboxes) -> None:
-    """Freeze it and make that its state; repeatable. Raises Unsupported, DiskFull, and then it runs on."""
+
+async def pause(sandbox: Sandbox, sandboxes: Sandboxes, *, held: bool) -> None:
+    """Freeze it and make that its state; repeatable. Raises Unsupported, DiskFull, and then it runs on.
+
+    `held`: only a resume ends it; otherwise the next request for the inside does. What was held stays so.
+    """
     driver = _pausing(sandbox)
     async with sandbox.switching:
         if sandbox.record.state is State.PAUSED:
+            if held and not sandbox.record.held:
+                await sandboxes.change(sandbox, State.PAUSED, held=True)
             return
-        sandbox.inside()
+        guest = sandbox.inside()
         async with contextlib.AsyncExitStack() as undo:
-            undo.push_async_callback(_thaw_shielded, sandbox, driver)
-            await _freeze(sandbox, driver)
-            await sandboxes.change(sandbox, State.PAUSED)
-            undo.pop_all()
+            sandbox.pausing = True
+            undo.callback(setattr, sandbox, "pausing", False)  # noqa: FBT003 - the attribute's value
+            await guest.quiet(QUIET)
+            async with contextlib.AsyncExitStack() as thaw:
+                thaw.push_async_callback(_thaw_shielded, sandbox, driver)
+                await _freeze(sandbox, driver)
+                await sandboxes.change(sandbox, State.PAUSED, held=held)
+                thaw.pop_all()
         await _reclaim(sandbox)
 
 
@@ -44,6 +57,17 @@ async def resume(sandbox: Sandbox, sandboxes: Sandboxes) -> None:
             await sandboxes.change(sandbox, State.RUNNING)
         if sandbox.record.state is State.RUNNING:
             await _thaw(sandbox, driver)
+
+
+async def wake(sandbox: Sandbox, sandboxes: Sandboxes) -> bool:
+    """Resume one that a request found asleep; whether there was need. Raises DiskFull."""
+    driver = _pausing(sandbox)
+    async with sandbox.switching:
+        if sandbox.record.state is not State.PAUSED or sandbox.record.held:
+            return False
+        await sandboxes.change(sandbox, State.RUNNING)
+        await _thaw(sandbox, driver)
+        return True
 
 
 async def hold(sandbox: Sandbox) -> None:

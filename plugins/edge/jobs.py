@@ -98,8 +98,8 @@ class EdgeJobs:
 
     async def pause(self, sandbox: str) -> None:
         found = self._node.sandboxes.find(sandbox)
-        if found is not None and found.record.state is State.RUNNING:
-            await freezing.pause(found, self._node.sandboxes)
+        if found is not None and found.record.state in {State.RUNNING, State.PAUSED}:
+            await freezing.pause(found, self._node.sandboxes, held=True)
 
     async def resume(self, sandbox: str) -> None:
         found = self._node.sandboxes.find(sandbox)

@@ -44,6 +44,10 @@ _FAILED: dict[Failure, type[DsecError]] = {
 }
 
 
+class Asleep(SpecError):
+    """The sandbox is paused, and the request that finds it so resumes it (`Service.handle`)."""
+
+
 @dataclass(slots=True)
 class Sandbox:
     """A sandbox and what the node holds of it. `guest` is None once its inside is dead."""
@@ -73,6 +77,8 @@ class Sandbox:
     """To ports inside, by the operations that opened them."""
     turning: set[asyncio.Task[None]] = field(default_factory=set)
     """Stops and starts under way."""
+    pausing: bool = False
+    """It is about to be paused: what is asked of it now finds it asleep."""
     switching: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
@@ -87,11 +93,13 @@ class Sandbox:
     def inside(self) -> Guest:
         """The agent inside. Raises SpecError for one that does not run, or what the sandbox failed of."""
         state = self.record.state
-        if self.guest is not None and state is State.RUNNING:
+        if self.guest is not None and state is State.RUNNING and not self.pausing:
             return self.guest
         self.alive()
         if self.guest is None:
             raise AgentCrippled("the sandbox's agent does not answer")
+        if self.pausing or (state is State.PAUSED and not self.record.held):
+            raise Asleep("the sandbox is paused", field="state")
         raise SpecError(f"the sandbox is {state.value}; resume it first", field="state")
 
     def startable(self) -> None:
@@ -243,10 +251,10 @@ class Sandboxes:
         self._table.pop(sandbox, None)
         self.changed.set()
 
-    async def change(self, sandbox: Sandbox, state: State) -> Record:
+    async def change(self, sandbox: Sandbox, state: State, *, held: bool = False) -> Record:
         """Bring `sandbox` into `state`. Raises SpecError when it cannot go there, DiskFull, InfraError."""
         change(sandbox.record.state, state)
-        record = sandbox.record.model_copy(update={"state": state})
+        record = sandbox.record.model_copy(update={"state": state, "held": held})
         return await self.rewrite(sandbox, record, what=state.value)
 
     async def revive(self, sandbox: Sandbox, handle: Handle) -> None:

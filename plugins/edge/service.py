@@ -38,6 +38,7 @@ from dsec.bus.messages import (
     GrantCredit,
     NodeCreate,
     PackSandbox,
+    PauseSandbox,
     RenewSandbox,
     Request,
     ResizeExec,
@@ -53,14 +54,16 @@ from dsec.plugins.edge.create import Creator
 from dsec.plugins.edge.ending import Ending
 from dsec.plugins.edge.execs import Execs
 from dsec.plugins.edge.files import Files
-from dsec.plugins.edge.freezing import frozen, pause, resume
+from dsec.plugins.edge.freezing import frozen, pause, resume, wake
 from dsec.plugins.edge.node import Node
 from dsec.plugins.edge.once import Once
 from dsec.plugins.edge.ports import Ports
-from dsec.plugins.edge.sandboxes import Sandbox
+from dsec.plugins.edge.sandboxes import Asleep, Sandbox
 from dsec.plugins.edge.stopping import Stopping
 
 CONCURRENCY: Final = 4096
+WAKES: Final = 5
+"""Times that a request resumes a sandbox which is paused anew before the request's turn."""
 AUDITED: Final = frozenset(
     {
         ("sandbox", "destroy"),
@@ -89,7 +92,7 @@ class Service:
         self._handlers: dict[tuple[str, str], Handler] = {
             ("sandbox", "stat"): typed(Request, self.stat),
             ("sandbox", "destroy"): typed(Request, self.destroy),
-            ("sandbox", "pause"): typed(Request, once.around(self.pause)),
+            ("sandbox", "pause"): typed(PauseSandbox, once.around(self.pause)),
             ("sandbox", "resume"): typed(Request, once.around(self.resume)),
             ("sandbox", "stop"): typed(StopSandbox, once.around(self.stop)),
             ("sandbox", "start"): typed(Request, once.around(self.start)),
@@ -134,7 +137,7 @@ class Service:
             raise Unsupported(f"{at.noun}.{at.verb} is not served by this node", field="subject")
         await self._node.open.wait()
         try:
-            answer = await handler(call)
+            answer = await self._awake(handler, call)
         except DsecError as error:
             if isinstance(error, NoSuchSandbox) or (at.noun, at.verb) in AUDITED:
                 self._audit(at, call.subject, error.code, error.message)
@@ -146,6 +149,20 @@ class Service:
 
     def _audit(self, at: subjects.Address, subject: str, outcome: str, detail: str = "") -> None:
         self._node.auditor.note(at, subject, outcome=outcome, target=at.exec or at.sandbox, detail=detail)
+
+    async def _awake(self, handler: Handler, call: Call) -> bytes | None:
+        """The handler's answer; a sandbox that it finds asleep is resumed for it, and that is audited."""
+        for _ in range(WAKES):
+            try:
+                return await handler(call)
+            except Asleep:
+                at = call.address
+                if await wake(self._sandbox(call), self._node.sandboxes):
+                    who = subjects.Address("sandbox", "resume", at.project, at.principal)
+                    self._node.auditor.note(
+                        who, call.subject, outcome="ok", target=at.sandbox, detail=f"for {at.noun}.{at.verb}"
+                    )
+        return await handler(call)
 
     # --- create
 
@@ -217,10 +234,10 @@ class Service:
         await self._ending.destroy(sandbox)
         return ok()
 
-    async def pause(self, call: Call, _: Request) -> bytes:
+    async def pause(self, call: Call, request: PauseSandbox) -> bytes:
         """Freeze all processes; repeatable. Raises Unsupported, DiskFull."""
         sandbox = self._sandbox(call)
-        await pause(sandbox, self._node.sandboxes)
+        await pause(sandbox, self._node.sandboxes, held=not request.resume_on_request)
         return ok(sandbox.record)
 
     async def resume(self, call: Call, _: Request) -> bytes:

@@ -94,6 +94,7 @@ async def examine(home: Home, node: str) -> AsyncIterator[Finding]:
     for entry in importlib.metadata.entry_points(group=DRIVERS):
         where = home.driver(node, entry.name)
         yield await _look(f"backend {entry.name}", "option", _checking(DRIVERS, entry.name, where))
+    yield await _look("lxcfs", "option", _lxcfs)
     yield await _look("disk", "node", lambda: _disk(home.path))
     yield await _look("platform", "option", lambda: _reachable(home))
 
@@ -146,6 +147,16 @@ def _checking(group: str, name: str, home: Path) -> Callable[[], Awaitable[str]]
         return "works"
 
     return check
+
+
+def _lxcfs() -> str:
+    """Without it sandboxes see the machine's memory, load and uptime instead of their own."""
+    program = shutil.which("lxcfs")
+    if program is None:
+        raise MissingTool("sandboxes see the machine's memory, load and uptime: apt-get install lxcfs")
+    if not Path("/dev/fuse").exists():
+        raise MissingTool("sandboxes see the machine's memory, load and uptime: modprobe fuse")
+    return program
 
 
 def _disk(home: Path) -> str:

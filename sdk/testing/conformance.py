@@ -3,9 +3,11 @@
 from dsec.sdk.testing.detached import DetachedSuite
 from dsec.sdk.testing.execs import ExecSuite
 from dsec.sdk.testing.files import FileSuite
+from dsec.sdk.testing.honest import HonestSuite
 from dsec.sdk.testing.isolation import IsolationSuite
 from dsec.sdk.testing.lifecycle import LifecycleSuite
 from dsec.sdk.testing.output import OutputSuite
+from dsec.sdk.testing.pausing import PauseSuite
 from dsec.sdk.testing.ports import PortSuite
 from dsec.sdk.testing.recovery import RecoverySuite, split, victim
 from dsec.sdk.testing.sessions import SessionSuite, sh
@@ -16,9 +18,11 @@ __all__ = [
     "DetachedSuite",
     "ExecSuite",
     "FileSuite",
+    "HonestSuite",
     "IsolationSuite",
     "LifecycleSuite",
     "OutputSuite",
+    "PauseSuite",
     "PortSuite",
     "RecoverySuite",
     "SessionSuite",
@@ -60,6 +64,14 @@ class TestDetached(DetachedSuite):
 
 
 class TestPorts(PortSuite):
+    pass
+
+
+class TestPausing(PauseSuite):
+    pass
+
+
+class TestHonest(HonestSuite):
     pass
 
 

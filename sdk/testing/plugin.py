@@ -20,9 +20,11 @@ pytest.register_assert_rewrite(
         for name in (
             "execs",
             "files",
+            "honest",
             "isolation",
             "lifecycle",
             "output",
+            "pausing",
             "ports",
             "recovery",
             "sessions",

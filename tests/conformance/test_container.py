@@ -42,6 +42,14 @@ class TestPorts(conformance.PortSuite):
     pass
 
 
+class TestPausing(conformance.PauseSuite):
+    pass
+
+
+class TestHonest(conformance.HonestSuite):
+    pass
+
+
 class TestStopping(conformance.StoppingSuite):
     pass
 
