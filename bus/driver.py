@@ -63,7 +63,8 @@ class Channel:
     """A connected byte channel to the inside.
 
     `descriptors`: the socket is SEQPACKET and passes descriptors (containers); otherwise a byte stream.
-    `cgroup`: directory on the v2 hierarchy under which each exec gets a cgroup of its own.
+    `cgroup`: directory on the v2 hierarchy under which each exec gets a cgroup of its own; of controllers on
+    version 1 the sandbox's directory has the same path on their hierarchies.
     """
 
     socket: socket.socket

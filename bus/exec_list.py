@@ -28,6 +28,7 @@ class ExecInfo(Message):
     session: str | None = Field(None, description="the session that it is a command of")
     timeout: float | None = None
     detach: bool = False
+    limits: dict[str, float] = Field(default_factory=dict, description="of its own, as applied")
     end: ExecEnd | None = None
 
 

@@ -192,6 +192,7 @@ class StartExec(Request):
     shell: str | None = Field(None, max_length=4095, description='"": bash, or sh where there is none')
     session: str | None = None
     terminal: Terminal | None = None
+    limits: Limits | None = Field(None, description="cpu, memory and pids of this command alone")
     cwd: str | None = None
     env: dict[VariableName, str] = Field(default_factory=dict)
     user: str | None = None
@@ -214,7 +215,7 @@ class StartExec(Request):
         if self.session is not None:
             if len(self.argv) != 1:
                 raise SpecError("argv: in a session it is one string of shell code", field="argv")
-            self._without("a command in a session", "terminal", "cwd", "env", "user", "stdin_open")
+            self._without("a command in a session", "terminal", "cwd", "env", "user", "limits", "stdin_open")
         if self.terminal is not None:
             self._without("a command on a terminal", "stdin")
         return self
@@ -246,6 +247,7 @@ class ExecEnd(Message):
     max_rss: int = Field(description="bytes")
     truncated: bool = Field(default=False, description="output past the quota was not captured")
     output_bytes: int = Field(description="bytes captured, both streams")
+    limits: dict[str, float] = Field(default_factory=dict, description="of its own, as applied")
 
 
 class WriteStdin(Request):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Self
 
 import orjson
@@ -29,7 +30,8 @@ class Result:
     """How a command ended and what it printed.
 
     `exec` is its durable id, `log` its number in the sandbox's journal (the trajectory), `max_rss` in bytes;
-    `truncated` tells that output past the quota was not captured.
+    `truncated` tells that output past the quota was not captured; `limits` are those of the command's own, as
+    applied.
     """
 
     exec: str
@@ -43,6 +45,7 @@ class Result:
     wall_ms: float
     cpu_ms: float
     max_rss: int
+    limits: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -63,6 +66,7 @@ class Result:
                 meta["wall_ms"],
                 meta["cpu_ms"],
                 meta["max_rss"],
+                meta.get("limits", {}),
             )
         except (ValueError, KeyError, TypeError) as error:
             raise InfraError.during("the exec's last frame", error) from error

@@ -21,6 +21,7 @@ from dsec.sdk.files import Files
 from dsec.sdk.link import Link, new_operation
 from dsec.sdk.result import Result
 from dsec.sdk.session import Session
+from dsec.sdk.spec_args import LimitArgs
 
 SHELL: Final = ("/bin/sh", "-c")
 STDIN_AT_ONCE: Final = 256 * 1024
@@ -73,12 +74,14 @@ class Sandbox:
         check: bool = False,
         key: str | None = None,
         log_bytes: int | None = None,
+        limits: LimitArgs | None = None,
         durable: bool = False,
     ) -> Result:
         """Run a command to its end. A string goes to `/bin/sh -c`, a sequence is executed as it is.
 
         `timeout` (seconds) kills the whole process tree; `stdin` None is an immediate end of file;
-        `log_bytes` bounds what is captured; `durable` waits until the result is stored; `key` runs it once
+        `log_bytes` bounds what is captured; `limits` (cpu, memory, pids) are of this command alone, and the
+        result tells them as they were applied; `durable` waits until the result is stored; `key` runs it once
         however often it is asked. What the command did is the Result; with `check` anything but exit code 0
         raises CommandFailed. Cancelling leaves the command running.
 
@@ -97,6 +100,7 @@ class Sandbox:
             stdin_open=streamed,
             key=key,
             log_bytes=log_bytes,
+            limits=limits,
             durable=durable,
         )
         async with running:
@@ -125,6 +129,7 @@ class Sandbox:
         detach: bool = False,
         durable: bool = False,
         terminal: tuple[int, int] | None = None,
+        limits: LimitArgs | None = None,
     ) -> Exec: ...
 
     async def start(
@@ -142,6 +147,7 @@ class Sandbox:
         detach: bool = False,
         durable: bool = False,
         terminal: tuple[int, int] | None = None,
+        limits: LimitArgs | None = None,
     ) -> Exec | Record:
         """Start a command; arguments as for `run`. Its id is known and durable on return.
 
@@ -170,6 +176,7 @@ class Sandbox:
             "log_bytes": log_bytes,
             "detach": detach,
             "durable": durable,
+            "limits": limits and dict(limits),
             "terminal": terminal and {"rows": terminal[0], "columns": terminal[1]},
         }
         body.update((name, value) for name, value in options.items() if value)
@@ -210,14 +217,16 @@ class Sandbox:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         user: str | None = None,
+        limits: LimitArgs | None = None,
         key: str | None = None,
     ) -> Session:
         """A shell that stays, within `async with`: `async with s.session() as sh: await sh.run("cd /x")`.
 
-        `shell`: bash, or sh where there is none. The same `key` opens the same session. Any number at once.
+        `shell`: bash, or sh where there is none. `limits` (cpu, memory, pids) are of all that runs in it. The
+        same `key` opens the same session. Any number at once.
         """
         op = new_operation() if key is None else check("operation", key)
-        options = {"cwd": cwd, "env": env and dict(env), "user": user}
+        options = {"cwd": cwd, "env": env and dict(env), "user": user, "limits": limits and dict(limits)}
         body: dict[str, Any] = {"shell": shell or ""}
         body.update((name, value) for name, value in options.items() if value)
         return Session(self._link, self.id, Exec(self._link, self.id, exec_of(op)), body, op)

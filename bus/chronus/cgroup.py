@@ -14,7 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from dsec.bus.chronus.limits import apply, beside, oom_kills
 from dsec.bus.errors import InfraError, MissingTool
+from dsec.bus.spec import Limits
 
 HYBRID: Final = Path("/sys/fs/cgroup/unified")
 UNIFIED: Final = Path("/sys/fs/cgroup")
@@ -33,24 +35,38 @@ def v2_root() -> Path:
 class ExecCgroup:
     """The cgroup of one exec, a directory below its sandbox's; made by `make`, found again by its path."""
 
-    __slots__ = ("path",)
+    __slots__ = ("_beside", "path")
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, found: bool = False) -> None:
+        """`found`: of a former process, so what it has on other hierarchies is looked for there."""
         self.path = path
+        self._beside = tuple(set(self._others().values())) if found else ()
 
-    def make(self) -> None:
-        """Also when it is there already, left by a node that was killed. Raises InfraError."""
+    def make(self, limits: Limits | None = None) -> None:
+        """With its own limits (cpu, memory, pids); also when it is there already, left by a node that was
+        killed. Raises InfraError, Unsupported.
+        """
         try:
             self.path.mkdir(exist_ok=True)
+            if limits is not None:
+                self._beside = tuple(set(self._others().values()))
+                self._beside = apply(limits, self.path, self._others())
         except OSError as error:
             raise InfraError.during(f"making the cgroup {self.path}", error) from error
 
-    def open_procs(self) -> int:
-        """A descriptor through which a process joins by writing "0", whatever its own rights."""
-        try:
-            return os.open(self.path / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise InfraError.during(f"opening {self.path}/cgroup.procs", error) from error
+    def open_procs(self) -> list[int]:
+        """Descriptors through which a process joins by writing "0", whatever its own rights."""
+        with contextlib.ExitStack() as undo:
+            opened = [_opened(place / "cgroup.procs", undo) for place in (self.path, *self._beside)]
+            undo.pop_all()
+        return opened
+
+    def oom_kills(self) -> int:
+        """How many of its processes the kernel has killed for its own limit of memory."""
+        return oom_kills(self.path, self._others())
+
+    def _others(self) -> dict[str, Path]:
+        return beside(self.path, v2_root())
 
     def populated(self) -> bool:
         """Whether a live process is inside; False when the cgroup is gone."""
@@ -82,13 +98,27 @@ class ExecCgroup:
         return False
 
     def _rmdir(self) -> bool:
-        try:
-            self.path.rmdir()
-        except FileNotFoundError:
-            return True
-        except OSError:  # EBUSY: a dead process is not quite gone
-            return False
+        gone = [_removed(place) for place in (*self._beside, self.path)]
+        return all(gone)
+
+
+def _opened(file: Path, undo: contextlib.ExitStack) -> int:
+    try:
+        descriptor = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise InfraError.during(f"opening {file}", error) from error
+    undo.callback(os.close, descriptor)
+    return descriptor
+
+
+def _removed(place: Path) -> bool:
+    try:
+        place.rmdir()
+    except FileNotFoundError:
         return True
+    except OSError:  # EBUSY: a dead process is not quite gone
+        return False
+    return True
 
 
 async def _until(done: Callable[[], bool], failure: str) -> None:

@@ -17,6 +17,7 @@ from dsec.bus.chronus.faults import explain
 from dsec.bus.chronus.protocol import Exit, Flag, Malformed, Op, Reply
 from dsec.bus.chronus.transport import close_all
 from dsec.bus.errors import InfraError, NoSuchExec, SpecError
+from dsec.bus.spec import Limits
 
 __all__ = ["Command", "Exec", "Exit", "HostEnds", "Pipes", "SessionEnds"]
 
@@ -36,6 +37,7 @@ class Command:
     stdin: bool = False
     session: bool = False
     terminal: tuple[int, int] | None = None
+    limits: Limits | None = None
 
 
 class SessionEnds(NamedTuple):
@@ -217,6 +219,10 @@ class Exec:
     async def kill_tree(self) -> None:
         """SIGKILL to every process of the command, whatever became of its parents; all gone on return."""
         await self.cgroup.kill()
+
+    def oom_killed(self) -> bool:
+        """Whether a process of it was killed for the command's own limit of memory."""
+        return self.cgroup.oom_kills() > 0
 
     async def release(self) -> None:
         """Kill what is left, remove the cgroup, drop the descriptors on both sides; repeatable.

@@ -20,7 +20,15 @@ from dsec.bus.chronus.files import Files
 from dsec.bus.chronus.protocol import EXEC_ID_MAX, REQUEST_MAX, Flag, Malformed, Op, Reply, text
 from dsec.bus.chronus.transport import Transport, close_all
 from dsec.bus.driver import Channel
-from dsec.bus.errors import AgentCrippled, Conflict, InfraError, NoSuchExec, SpecError, TooLarge, Unsupported
+from dsec.bus.errors import (
+    AgentCrippled,
+    Conflict,
+    DsecError,
+    NoSuchExec,
+    SpecError,
+    TooLarge,
+    Unsupported,
+)
 
 __all__ = ["Command", "Exec", "Exit", "Guest"]
 
@@ -140,7 +148,7 @@ class Guest(Files):
         except Malformed as error:
             close_all(reply.descriptors)
             raise self._malformed(str(error)) from error
-        found = Exec(self, exec_id, pipes, ExecCgroup(self._cgroup / exec_id))
+        found = Exec(self, exec_id, pipes, ExecCgroup(self._cgroup / exec_id, found=True))
         if ended:
             found.exited.set_result(ended)
         self._execs[exec_id] = found
@@ -320,10 +328,10 @@ def _kind(command: Command) -> Flag:
 
 async def _prepare(cgroup: ExecCgroup, command: Command) -> Pipes:
     """A cgroup and pipes; neither when it raises InfraError."""
-    cgroup.make()
     try:
-        return Pipes.make([cgroup.open_procs()], command)
-    except InfraError:
+        cgroup.make(command.limits)
+        return Pipes.make(cgroup.open_procs(), command)
+    except DsecError:
         await cgroup.remove(empty=True)
         raise
 

@@ -31,6 +31,10 @@ class Dead:
     async def kill_tree(self) -> None:
         """There is nobody."""
 
+    def oom_killed(self) -> bool:
+        """Nobody can tell any more."""
+        return False
+
     async def release(self) -> None:
         """Repeatable."""
         self.detach()

@@ -44,5 +44,6 @@ def _told(entry: Entry) -> ExecInfo:
         session=entry.session or None,
         timeout=entry.timeout,
         detach=entry.detach,
+        limits=entry.limits,
         end=ExecEnd.model_validate(entry.ended) if entry.ended else None,
     )

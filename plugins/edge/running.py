@@ -205,6 +205,7 @@ class Running:
                 "max_rss": exit_.max_rss,
                 "truncated": truncated,
                 "output_bytes": output,
+                "limits": self.entry.limits,
             }
         )
 
@@ -213,7 +214,7 @@ class Running:
             return Ended.TIMEOUT
         if SIGKILL in {signal, (code or 0) - 128}:  # a shell tells a killed child as 128 + signal
             with contextlib.suppress(DsecError):  # the sandbox is gone: nobody can tell any more
-                if await self._desk.oom_killed():
+                if await self._desk.oom_killed() or self.leader.command.oom_killed():
                     return Ended.OOM
         return Ended.EXIT if signal is None else Ended.SIGNAL
 

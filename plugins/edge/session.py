@@ -52,7 +52,7 @@ class Turn:
         self.exited: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
         self.pipes = Pipes(stdout, stderr)
         self.old: frozenset[int] = frozenset()
-        self.cpu_us = 0
+        self.cpu_us = self.oom_kills = 0
         self._shell = shell
 
     async def signal(self, signum: int) -> None:
@@ -68,6 +68,10 @@ class Turn:
             await self._shell.leader.command.kill_tree()
         elif not self.exited.done():
             await self._shell.interrupt(self)
+
+    def oom_killed(self) -> bool:
+        """Whether one of the session was killed meanwhile for its own limit of memory."""
+        return self._shell.oom_kills() > self.oom_kills
 
     async def release(self) -> None:
         """Its record is stored: the next one may begin. Repeatable."""
@@ -131,7 +135,7 @@ class Shell:
         try:
             line = dialect.line(self._how, text, turn.id, stdin=stdin is not None)
             turn.old = members(self._command.cgroup.path)
-            turn.cpu_us = self._cpu_us()
+            turn.cpu_us, turn.oom_kills = self._cpu_us(), self.oom_kills()
             self._give_input(stdin or b"")
             self._write(line)
         except DsecError:
@@ -269,6 +273,10 @@ class Shell:
             self._watchdog = asyncio.get_running_loop().call_later(WATCH, self._watch)
         else:
             self._tasks.spawn(self.leader.command.kill_tree(), f"end of {self.entry.exec}: it is stuck")
+
+    def oom_kills(self) -> int:
+        """How many of its processes were killed for the session's own limit of memory."""
+        return self._command.cgroup.oom_kills() if "memory" in self.entry.limits else 0
 
     def _cpu_us(self) -> int:
         """Processor time of all its processes, in microseconds."""

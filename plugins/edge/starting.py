@@ -7,12 +7,14 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from dsec.bus import subjects
 from dsec.bus.chronus.guest import Command
-from dsec.bus.errors import DiskFull, DsecError, LimitError
+from dsec.bus.chronus.limits import CONTROLLERS
+from dsec.bus.errors import DiskFull, DsecError, LimitError, Unsupported
 from dsec.bus.messages import StartExec
+from dsec.bus.spec import Limits
 from dsec.plugins.edge.admission import DEFAULT_LOG_BYTES
 from dsec.plugins.edge.budget import AHEAD
 from dsec.plugins.edge.execlog import ExecLog
@@ -42,6 +44,7 @@ def entry_of(sandbox: Sandbox, exec_: str, request: StartExec) -> Entry:
         stdin_open=request.stdin_open or request.terminal is not None,
         terminal=request.terminal is not None,
         session=request.session or "",
+        limits={} if request.limits is None else limits_of(sandbox, request.limits),
     )
 
 
@@ -71,6 +74,7 @@ def command_of(
         stdin=stdin,
         session=session,
         terminal=(size.rows, size.columns) if size else None,
+        limits=request.limits,
     )
 
 
@@ -78,6 +82,18 @@ def log_of(node: Node, sandbox: Sandbox, entry: Entry) -> ExecLog:
     """Where its frames go."""
     subject = subjects.exec_stream(sandbox.record.project, sandbox.id, entry.exec)
     return ExecLog(node.appender, subject, entry.log, figures=figures_of(node))
+
+
+def limits_of(sandbox: Sandbox, asked: Limits) -> dict[str, Any]:
+    """What the command gets, below what its sandbox has. Raises Unsupported, LimitError naming the field."""
+    offered, applied = sandbox.driver.info().limits, sandbox.record.applied
+    for name, value in (wanted := asked.model_dump(exclude_none=True)).items():
+        if name not in CONTROLLERS or name not in offered:
+            raise Unsupported(f"a command can have no limit of {name} of its own", field=f"limits.{name}")
+        most = getattr(applied, name)
+        if most is not None and value > most:
+            raise LimitError(f"the sandbox itself has {most} {name}", field=f"limits.{name}")
+    return wanted
 
 
 def room_to_run(spools: Path, more: int) -> None:

@@ -48,6 +48,10 @@ class OnTerminal:
         """See Exec."""
         await self._command.kill_tree()
 
+    def oom_killed(self) -> bool:
+        """See Exec."""
+        return self._command.oom_killed()
+
     async def release(self) -> None:
         """See Exec."""
         self._stop()

@@ -32,6 +32,8 @@ class Entry:
     detach: bool = False
     stdin_open: bool = False
     terminal: bool = False
+    limits: dict[str, Any] = field(default_factory=dict)
+    """As applied, of those that it has of its own."""
     shell: str = ""
     """Of a session: what it runs."""
     session: str = ""
@@ -70,6 +72,7 @@ class Trajectory:
                 "detach": entry.detach,
                 "stdin_open": entry.stdin_open,
                 "terminal": entry.terminal,
+                "limits": entry.limits,
                 "shell": entry.shell,
                 "session": entry.session,
             }

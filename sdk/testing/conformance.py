@@ -1,6 +1,6 @@
 """All suites for one backend, as `dsec conformance --driver NAME` runs them."""
 
-from dsec.sdk.testing.detached import DetachedSuite
+from dsec.sdk.testing.detached import DetachedSuite, ExecLimitSuite
 from dsec.sdk.testing.execs import ExecSuite
 from dsec.sdk.testing.files import FileSuite
 from dsec.sdk.testing.honest import HonestSuite
@@ -16,6 +16,7 @@ from dsec.sdk.testing.terminals import TerminalSuite
 
 __all__ = [
     "DetachedSuite",
+    "ExecLimitSuite",
     "ExecSuite",
     "FileSuite",
     "HonestSuite",
@@ -60,6 +61,10 @@ class TestTerminals(TerminalSuite):
 
 
 class TestDetached(DetachedSuite):
+    pass
+
+
+class TestExecLimits(ExecLimitSuite):
     pass
 
 

@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from signal import Signals
 
 import pytest
 
-from dsec.bus.errors import NoSuchExec, NoSuchSandbox, SpecError
+from dsec.bus.errors import DsecError, LimitError, NoSuchExec, NoSuchSandbox, SpecError, Unsupported
 from dsec.bus.messages import Ended
 from dsec.sdk import Client, Sandbox
+from dsec.sdk.spec_args import LimitArgs
 
 COUNT = "i=0; while [ $i -lt 50 ]; do echo line $i; i=$((i+1)); sleep 0.01; done"
 LINES = "".join(f"line {i}\n" for i in range(50))
+HOG = "python3 -c 'x = bytearray(200 << 20); print(len(x))'"
+FORKS = """
+import os, time
+n = 0
+try:
+    while n < 60:
+        if os.fork() == 0:
+            time.sleep(2)
+            os._exit(0)
+        n += 1
+except OSError:
+    pass
+print(n)
+"""
 
 
 class DetachedSuite:
@@ -82,3 +98,57 @@ class DetachedSuite:
             _ = [info async for info in sandbox.execs()]
         with pytest.raises(SpecError):
             client.exec(sandbox.id, "not-an-id")
+
+
+class ExecLimitSuite:
+    """Limits of one command below those of its sandbox."""
+
+    @pytest.fixture(autouse=True)
+    def _offered(self, offered: frozenset[str]) -> None:
+        if not {"memory", "pids", "cpu"} <= offered:
+            pytest.skip("it does not limit all of them")
+
+    async def test_memory_of_a_command_is_its_own(self, sandbox: Sandbox) -> None:
+        result = await sandbox.run(HOG, limits={"memory": 64 << 20})
+        assert (result.ended, result.stdout, result.limits) == (Ended.OOM, "", {"memory": 64 << 20})
+        free = await sandbox.run(HOG)
+        assert (free.stdout, free.limits) == (f"{200 << 20}\n", {})
+
+    async def test_processes_of_a_command_are_its_own(self, sandbox: Sandbox) -> None:
+        result = await sandbox.run(["python3", "-c", FORKS], limits={"pids": 10})
+        assert int(result.stdout) <= 10
+        assert int((await sandbox.run(["python3", "-c", FORKS])).stdout) == 60
+
+    async def test_a_command_is_slowed_to_its_share(self, sandbox: Sandbox) -> None:
+        result = await sandbox.run("while :; do :; done", limits={"cpu": 0.1}, timeout=2)
+        assert result.cpu_ms < 600
+
+    async def test_a_session_has_limits_for_all_that_runs_in_it(self, sandbox: Sandbox) -> None:
+        async with sandbox.session(limits={"memory": 64 << 20, "pids": 30}) as sh:
+            assert (await sh.run("echo fine")).stdout == "fine\n"
+            assert (await sh.run(HOG)).ended is Ended.OOM
+            assert (await sh.run("echo alive; (exit 137)")).ended is Ended.EXIT
+
+    async def test_limits_that_cannot_be_are_refused(self, sandbox: Sandbox) -> None:
+        refused: list[tuple[LimitArgs, type[DsecError], str]] = [
+            ({"memory": 1 << 45}, LimitError, "limits.memory"),
+            ({"nofile": 64}, Unsupported, "limits.nofile"),
+            ({"cpu": -1}, SpecError, "limits.cpu"),
+        ]
+        for limits, kind, field in refused:
+            with pytest.raises(kind) as error:
+                await sandbox.run("true", limits=limits)
+            assert error.value.field == field
+        assert (await sandbox.run("true")).ok
+
+    async def test_nothing_of_a_limited_command_is_left(self, sandbox: Sandbox) -> None:
+        for _ in range(5):
+            await sandbox.run("sleep 100 & echo", limits={"memory": 64 << 20, "pids": 20, "cpu": 0.5})
+        left = await sandbox.start("echo; sleep 100", limits={"memory": 64 << 20})
+        await left.kill()
+        assert (await left.wait()).signal == Signals.SIGKILL
+        for _ in range(100):
+            if not (found := list(Path("/sys/fs/cgroup").glob(f"**/{sandbox.id}/e-*"))):
+                break
+            await asyncio.sleep(0.05)
+        assert found == []

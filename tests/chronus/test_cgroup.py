@@ -24,7 +24,7 @@ def cgroup() -> Iterator[ExecCgroup]:
 
 def join(cgroup: ExecCgroup) -> subprocess.Popen[bytes]:
     """A process in `cgroup` that joined by writing "0" to the passed descriptor."""
-    procs = cgroup.open_procs()
+    (procs,) = cgroup.open_procs()
     script = "echo 0 >&0; echo in; exec sleep 100"
     process = subprocess.Popen(["sh", "-c", script], stdin=procs, stdout=subprocess.PIPE)
     os.close(procs)

@@ -38,6 +38,10 @@ class TestDetached(conformance.DetachedSuite):
     pass
 
 
+class TestExecLimits(conformance.ExecLimitSuite):
+    pass
+
+
 class TestPorts(conformance.PortSuite):
     pass
 
