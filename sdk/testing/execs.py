@@ -125,7 +125,7 @@ class ExecSuite:
         assert (result.ended, len(result.stdout)) == (Ended.EXIT, 70_000)
 
     async def test_case_37_many_at_once_all_end_well(self, sandbox: Sandbox) -> None:
-        gate, limit = asyncio.Semaphore(64), pace.within(30)
+        gate, limit = asyncio.Semaphore(pace.fewer(64)), pace.within(30)
 
         async def one(number: int) -> None:
             async with gate:

@@ -51,7 +51,7 @@ class StoppingSuite:
             "trap 'echo saved > /saved; exit 3' TERM; echo on; while :; do sleep 0.05; done"
         )
         assert await anext(running.lines()) == "on"
-        await sandbox.stop(grace=pace.within(10))
+        await sandbox.stop(grace=min(20.0, pace.within(10)))
         assert (await running.wait()).code == 3
         await sandbox.start()
         assert await sandbox.files.read("/saved") == b"saved\n"
