@@ -179,7 +179,7 @@ async def _no_duplicates(
     client: Client, spec: SpecArgs, acknowledged: list[str], outcomes: list[Sandbox | DsecError]
 ) -> None:
     """The same keys name the same sandboxes."""
-    for number in (0, 50, 99):
+    for number in (0, ROLLOUTS // 2, ROLLOUTS - 1):
         outcome = outcomes[number]
         if isinstance(outcome, Sandbox):
             again = await client.create(key=f"kill-{number}", **spec)
