@@ -21,7 +21,7 @@ from typing import Final
 
 from dsec.bus.chronus.exec import SessionEnds
 from dsec.bus.chronus.guest import Exec, Exit
-from dsec.bus.errors import DsecError, InfraError, SessionBusy, SessionEnded
+from dsec.bus.errors import DsecError, InfraError, LimitError, SessionBusy, SessionEnded
 from dsec.bus.frames import Frame, Kind, unpack_parts
 from dsec.plugins.edge import dialect
 from dsec.plugins.edge.dialect import Dialect
@@ -36,6 +36,8 @@ RELENT: Final = 1.0
 """Seconds that a shell has to tell the status of a command whose processes were killed."""
 AGAIN: Final = 0.02
 """Seconds until what a killed command's shell started meanwhile is killed, too."""
+CROWD: Final = 512
+"""Processes of a session that are looked at one by one."""
 WATCH: Final = 1.0
 """Seconds between looks whether the shell took the line behind a command: three, and it owes the status."""
 _PIPE_BYTES: Final = 65_536
@@ -196,16 +198,23 @@ class Shell:
     # --- what is asked of its present command
 
     def signal(self, turn: Turn, signum: int) -> None:
-        """To the processes of `turn`, if it is the present one."""
+        """To the processes of `turn`, if it is the present one. Raises LimitError for a crowd."""
         if self.turn is not turn or turn.exited.done():
             return
         cgroup = self._command.cgroup.path
-        send(signum, foreground(table(members(cgroup)), turn.old), cgroup)
+        present = members(cgroup)
+        if len(present) > CROWD:
+            raise LimitError(f"the session has more than {CROWD} processes: kill the command", field="signum")
+        send(signum, foreground(table(present), turn.old), cgroup)
 
     async def interrupt(self, turn: Turn) -> None:
-        """Its processes are killed until the shell tells its status; one that does not is killed, too."""
+        """Its processes are killed until the shell tells its status; one that does not is killed, too, and so
+        is a crowd, which nobody could tell apart in time.
+        """
         turn.pipes.cut()
         for _ in range(round(RELENT / AGAIN)):
+            if len(members(self._command.cgroup.path)) > CROWD:
+                break
             self.signal(turn, SIGKILL)
             await asyncio.wait((turn.exited,), timeout=AGAIN)
             if turn.exited.done():
