@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import itertools
 import os
 import shutil
 import stat
@@ -161,10 +162,12 @@ async def _fetch_tree(files: Files, remote: str, top: Path) -> None:
 
 
 async def _fetch_file(files: Files, remote: str, local: Path, mode: int) -> None:
-    """A new file; chunks are written as they come."""
+    """A new file; chunks are written as they come, a small one at once."""
     chunks = files.read_stream(remote)
     first = await anext(chunks, b"")
     file = await asyncio.to_thread(_new_file, local, first, mode)
+    if file is None:
+        return
     try:
         async for chunk in chunks:
             await asyncio.to_thread(file.write, chunk)
@@ -172,25 +175,34 @@ async def _fetch_file(files: Files, remote: str, local: Path, mode: int) -> None
         await asyncio.to_thread(file.close)
 
 
-def _new_file(path: Path, start: bytes, mode: int) -> IO[bytes]:
+def _new_file(path: Path, start: bytes, mode: int) -> IO[bytes] | None:
+    """The file with its beginning; None when that is all of it."""
     file = path.open("xb")
     os.fchmod(file.fileno(), mode)
     file.write(start)
-    return file
+    if len(start) == CHUNK:
+        return file
+    file.close()
+    return None
 
 
 async def _remote_members(files: Files, remote: str) -> list[Member]:
     """Everything below `remote`, by listing; what a listing names is checked before it is used as a path."""
     found: list[Member] = []
-    waiting = [""]
-    while waiting:
-        at = waiting.pop()
+    below: list[str] = []
+
+    async def one(at: str) -> None:
         for entry in await files.list(f"{remote.rstrip('/')}/{at}".rstrip("/") or "/"):
             name = entry.path.rsplit("/", 1)[-1]
             member = archive.of_mode(f"{at}/{name}" if at else name, entry.mode, entry.size, entry.target)
             found.append(member)
             if member.type == "directory":
-                waiting.append(member.name)
+                below.append(member.name)
+
+    level = [""]
+    while level:
+        await each(stream_of(level), one, AT_ONCE)
+        level, below[:] = below[:], []
     return found
 
 
@@ -204,10 +216,15 @@ def _local_members(top: Path) -> Iterator[Member]:
 
 
 async def _make_directories(files: Files, members: list[Member], remote: str) -> None:
+    """Parents before what is in them, as `check` has sorted them."""
+
+    async def one(member: Member) -> None:
+        await files.mkdir(_below(remote, member), mode=member.mode)
+
     await files.mkdir(remote)
-    for member in members:
-        if member.type == "directory":
-            await files.mkdir(_below(remote, member), mode=member.mode)
+    directories = (member for member in members if member.type == "directory")
+    for _, level in itertools.groupby(directories, lambda member: member.name.count("/")):
+        await each(stream_of(level), one, AT_ONCE)
 
 
 def _below(remote: str, member: Member) -> str:

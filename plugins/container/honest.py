@@ -63,6 +63,7 @@ class Honest:
     def __init__(self, home: Path, visitor: Visitor, live: Callable[[], Iterable[int]]) -> None:
         name = hashlib.blake2s(os.fsencode(home.resolve()), digest_size=8).hexdigest()
         self._point = RUN / f"dsec-{name}" / "lxcfs"
+        self._home = home.resolve()
         self.pid_file = self._point.with_suffix(".pid")
         self._visitor = visitor
         self._live = live
@@ -110,9 +111,11 @@ class Honest:
             return
         pid = self._former()
         if pid is None:
+            _sweep()
             unmount(self._point)
             self._point.parent.mkdir(mode=0o700, exist_ok=True)
             self._point.mkdir(mode=0o700, exist_ok=True)
+            _home_of(self._point).write_text(str(self._home))
             argv = [program, "-f", "-l", "--enable-cfs", "-p", str(self.pid_file), str(self._point)]
             pid = _spawned(argv)
         self._serving = Watched.open(pid, None, self._died)
@@ -128,11 +131,7 @@ class Honest:
 
     def _former(self) -> int | None:
         """The process that a former driver of this home started, if it serves."""
-        with contextlib.suppress(OSError, ValueError):
-            pid = int(self.pid_file.read_text())
-            mine = os.fsencode(self._point) in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            return pid if mine and _mounted(self._point) else None
-        return None
+        return _serving(self._point) if _mounted(self._point) else None
 
     def _died(self) -> None:
         """Serve again, and cover in the sandboxes what fails there now."""
@@ -173,11 +172,7 @@ class Honest:
         if not used:
             if pid is not None:
                 await _ended(pid)
-            unmount(self._point)
-            self.pid_file.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):
-                self._point.rmdir()
-                self._point.parent.rmdir()
+            _clear(self._point)
         self._closed, self._not_before, self._mending = False, 0.0, None
 
 
@@ -186,6 +181,40 @@ _QUIET: Final = [
     (os.POSIX_SPAWN_OPEN, 1, "/dev/null", os.O_WRONLY, 0),
     (os.POSIX_SPAWN_OPEN, 2, "/dev/null", os.O_WRONLY, 0),
 ]
+
+
+def _home_of(point: Path) -> Path:
+    """The file that tells for which home lxcfs serves at `point`."""
+    return point.with_suffix(".home")
+
+
+def _serving(point: Path) -> int | None:
+    """The process of `point`, if it lives."""
+    with contextlib.suppress(OSError, ValueError):
+        pid = int(point.with_suffix(".pid").read_text())
+        if os.fsencode(point) in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+            return pid
+    return None
+
+
+def _sweep() -> None:
+    """End those of homes that are there no more: their nodes were killed, and nobody starts them again."""
+    for told in RUN.glob("dsec-*/lxcfs.home"):
+        with contextlib.suppress(OSError):
+            if not Path(told.read_text()).exists():
+                if (pid := _serving(told.with_suffix(""))) is not None:
+                    os.kill(pid, signal.SIGKILL)
+                _clear(told.with_suffix(""))
+
+
+def _clear(point: Path) -> None:
+    """Nothing is left at `point`, whose process has ended."""
+    unmount(point)
+    point.with_suffix(".pid").unlink(missing_ok=True)
+    _home_of(point).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        point.rmdir()
+        point.parent.rmdir()
 
 
 def _spawned(argv: list[str]) -> int:

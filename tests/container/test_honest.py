@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -29,7 +30,10 @@ def there() -> None:
 
 
 def pid_of(bench: Bench) -> int:
-    return int(bench.driver._honest.pid_file.read_text())
+    """Zero while it is written anew."""
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        return int(bench.driver._honest.pid_file.read_text())
+    return 0
 
 
 def ended(pid: int) -> bool:
@@ -87,7 +91,7 @@ async def test_after_lxcfs_was_killed_reads_fail_at_once_or_are_right_and_soon_a
     killed = pid_of(bench)
     os.kill(killed, signal.SIGKILL)
     async with asyncio.timeout(20):
-        while pid_of(bench) == killed or (await box.run(*TOTAL)).out != MINE:  # noqa: ASYNC110 - by asking
+        while pid_of(bench) in {0, killed} or (await box.run(*TOTAL)).out != MINE:  # noqa: ASYNC110 - by asking
             await asyncio.sleep(0.1)
     assert ended(killed)
     async with bench.box() as other:
@@ -139,3 +143,20 @@ async def test_the_next_driver_takes_lxcfs_over_and_the_last_leaves_nothing(benc
     place = bench.driver._honest.pid_file.parent
     assert not place.exists()
     assert str(place) not in Path("/proc/self/mountinfo").read_text()
+
+
+async def test_what_a_killed_node_left_is_ended_by_another_once_its_home_is_gone(
+    bench: Bench, tmp_path: Path
+) -> None:
+    killed = Bench(ContainerDriver(tmp_path / "killed"), bench.images)
+    async with killed.box():
+        left = pid_of(killed)
+    await killed.driver._honest.close(used=True)
+    (tmp_path / "killed").rename(tmp_path / "moved")
+    async with bench.box() as box:
+        assert (await box.run(*TOTAL)).out == MINE
+    await asyncio.to_thread(os.waitpid, left, 0)
+    assert ended(left)
+    assert not killed.driver._honest.pid_file.parent.exists()
+    (tmp_path / "moved").rename(tmp_path / "killed")
+    await killed.clear()

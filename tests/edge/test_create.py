@@ -69,6 +69,7 @@ async def faulty(tmp_path: Path) -> AsyncIterator[tuple[FaultyDriver, FaultyImag
     await images.import_file("base", await base_image(), "base")
     yield driver, images
     await images.close()
+    await driver.close()
 
 
 @pytest.mark.parametrize("stage", ["compose", "create", "channel", "answer"])
