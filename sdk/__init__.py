@@ -3,6 +3,7 @@
 from dsec.bus.errors import DsecError, Failure
 from dsec.bus.frames import Kind
 from dsec.bus.messages import Ended, FileInfo, Layer, Record, State
+from dsec.sdk import sync
 from dsec.sdk.client import Client
 from dsec.sdk.exec import Exec
 from dsec.sdk.files import Files
@@ -38,5 +39,6 @@ __all__ = [
     "Sandbox",
     "Session",
     "State",
+    "sync",
     "trace",
 ]

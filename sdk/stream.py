@@ -97,11 +97,11 @@ class Reader:
     async def close(self) -> None:
         """Stop reading; repeatable. The exec goes on, and its output goes to the log."""
         self._behind = True  # should the owner read on later
-        subscription, self._subscription = self._subscription, None
         pumping, self._pumping = self._pumping, None
         if pumping is not None:
             pumping.cancel()
             await asyncio.gather(pumping, return_exceptions=True)
+        subscription, self._subscription = self._subscription, None
         if subscription is not None:
             with contextlib.suppress(InfraError):
                 await subscription.unsubscribe()
@@ -157,7 +157,7 @@ class Reader:
         loop = asyncio.get_running_loop()
         try:
             await self._subscribe()
-            while self.fold.end is None:
+            while self.fold.end is None and self._pumping is not None:  # wait_for loses cancellations in 3.11
                 now = loop.time()
                 if self._behind and self._credit.room(self.taken, self.fold.expected) >= self._least:
                     await self._catch_up()

@@ -24,6 +24,7 @@ from dsec.sdk import (
     Sandbox,
     Session,
     State,
+    sync,
     trace,
 )
 
@@ -51,6 +52,7 @@ __all__ = [
     "Sandbox",
     "Session",
     "State",
+    "sync",
     "trace",
 ]
 __version__ = "0.1.0"

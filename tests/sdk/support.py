@@ -327,8 +327,11 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     await process.communicate()
 
 
+def tenant() -> Credentials:
+    return Credentials.new(Role.TENANT, project=PROJECT, principal=PRINCIPAL)
+
+
 @contextlib.asynccontextmanager
 async def client_of(broker: Broker, **options: Any) -> AsyncIterator[Client]:
-    who = Credentials.new(Role.TENANT, project=PROJECT, principal=PRINCIPAL)
-    async with Client(broker.url, who, **options) as client:
+    async with Client(broker.url, tenant(), **options) as client:
         yield client

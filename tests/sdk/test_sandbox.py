@@ -20,6 +20,7 @@ from dsec.bus.ids import exec_of
 from dsec.bus.local import Hub
 from dsec.sdk import Client, CommandFailed, Ended, Sandbox
 from dsec.sdk import link as link_module
+from tests.sdk.conftest import asynchronous
 from tests.sdk.support import NODE, PRINCIPAL, PROJECT, SANDBOX, Peer, peer_on
 
 
@@ -137,6 +138,7 @@ async def test_a_sandbox_block_destroys_it_also_when_the_block_fails(peer: Peer,
     assert peer.done["destroy"] == 1
 
 
+@asynchronous
 async def test_a_create_that_is_cancelled_leaves_no_sandbox(peer: Peer, client: Client) -> None:
     async def block() -> None:
         async with client.sandbox(image="base"):

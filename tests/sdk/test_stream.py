@@ -24,6 +24,7 @@ from dsec.sdk.credit import Credit
 from dsec.sdk.exec import Exec
 from dsec.sdk.stream import Reader
 from tests.sdk import support
+from tests.sdk.conftest import asynchronous
 from tests.sdk.support import SANDBOX, Log, Peer
 
 END = b'{"ended":"exit","code":0,"wall_ms":1,"cpu_ms":1,"max_rss":1}'
@@ -115,6 +116,20 @@ async def test_a_closed_handle_reads_on_where_it_stopped(sandbox: Sandbox) -> No
     assert taken + (await running.wait()).stdout_bytes == expected(20_000) + b"last\n"
 
 
+async def test_a_reader_that_is_closed_while_it_opens_gives_everything_back(
+    client: Client, sandbox: Sandbox
+) -> None:
+    for turns in range(40):  # whatever it waits for at that moment
+        running = await sandbox.start("cat /dev/zero")
+        await anext(running)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await asyncio.wait_for(running.close(), 10)
+        await running.kill()
+    assert client._link.readers == set()
+
+
+@asynchronous
 async def test_what_a_node_sends_beyond_the_window_is_not_kept(client: Client, peer: Peer) -> None:
     credit = Credit(window=64 * 1024)
     log = peer.logs["e-overfull"] = Log()
@@ -204,6 +219,7 @@ plans = st.lists(
 )
 
 
+@asynchronous
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(plan=plans, first=st.integers(0, 2000), attached=st.booleans(), data=st.data())
 async def test_any_cut_loss_and_doubling_folds_to_the_same_bytes(
