@@ -31,6 +31,8 @@ from dsec.plugins.fncall.stem import ZYGOTE, Stem, order
 IDS: Final = 65_536
 TMP: Final = 64 * MIB
 """Bytes of /tmp of a box that is made before it is known for what."""
+AT_LEAST: Final = 2
+"""Places of a worker, so that calls one after the other find a box that is ready."""
 PYTHON: Final = "/usr/bin/python3"
 _SOURCE: Final = importlib.resources.files(__package__).joinpath("zygote.py").read_text(encoding="utf-8")
 
@@ -150,7 +152,9 @@ class Worker:
     async def box(self, tmp: int) -> AsyncIterator[Box]:
         """A ready box for one call; everything inside has ended when the block has. Raises InfraError."""
         self.busy += 1
-        place, box = self._free.pop() if self._free else self._another()
+        place, box = self._free.pop(0) if self._free else self._another()
+        if len(self._places) < AT_LEAST:
+            self._free.append(self._another())
         try:
             if box.tmp != tmp or not box.good:
                 box = await self._renewed(box, place, tmp)
