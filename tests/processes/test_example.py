@@ -50,4 +50,4 @@ def test_it_passes_in_a_process_of_its_own(installed: Path, tmp_path: Path) -> N
 
 @pytest.mark.kill
 def test_containers_pass_in_a_process_of_their_own(tmp_path: Path) -> None:
-    conformance(tmp_path, tmp_path / "run", "container", "Recovery and driver", "--own-process")
+    conformance(tmp_path, tmp_path / "run", "container", "Recovery and driver or Ports", "--own-process")
