@@ -36,7 +36,7 @@ RELENT: Final = 1.0
 """Seconds that a shell has to tell the status of a command whose processes were killed."""
 AGAIN: Final = 0.02
 """Seconds until what a killed command's shell started meanwhile is killed, too."""
-CROWD: Final = 512
+CROWD: Final = 256
 """Processes of a session that are looked at one by one."""
 WATCH: Final = 1.0
 """Seconds between looks whether the shell took the line behind a command: three, and it owes the status."""
@@ -76,7 +76,13 @@ class Turn:
         return self._shell.oom_kills() > self.oom_kills
 
     async def release(self) -> None:
-        """Its record is stored: the next one may begin. Repeatable."""
+        """Its record is stored: the next one may begin. Repeatable.
+
+        One that was given up while it runs takes the shell with it.
+        """
+        if not self.exited.done():
+            await self._shell.leader.command.kill_tree()
+            await asyncio.shield(self.exited)
         self._shell.finish(self)
 
     def detach(self) -> None:
@@ -176,11 +182,12 @@ class Shell:
         """Whether a former process had given it to the shell, but not said so yet; to a moment."""
         return waiting(self._ends.commands) > 0 or self._pending() == exec_
 
-    def take_over(self, exec_: str) -> Turn:
+    def take_over(self, entry: Entry) -> Turn:
         """A command that a former process gave to the shell."""
-        turn = self._take(exec_)
+        turn = self._take(entry.exec)
         processes = table(members(self._command.cgroup.path))
-        turn.old = before(processes, self.entry.started)
+        turn.old = before(processes, entry.started)
+        turn.cpu_us, turn.oom_kills = self._cpu_us(), self.oom_kills()
         self._listen()
         return turn
 

@@ -80,11 +80,11 @@ class Sessions:
             entry = entry_of(sandbox, exec_, request)
             with journalled(sandbox, entry):
                 shell.run(turn, request.argv[0], data)
+                sandbox.trajectory.begin(exec_)
+                return await self._run(sandbox, entry, turn).begin()
         except DsecError:
             shell.finish(turn)
             raise
-        sandbox.trajectory.begin(exec_)
-        return await self._run(sandbox, entry, turn).begin()
 
     def _find(self, sandbox: Sandbox, session: str) -> Shell:
         found = sandbox.running.get(session)
@@ -152,7 +152,7 @@ class Sessions:
             return True
         if last is None and not entry.begun and not await _given(shell, entry.exec):
             return False
-        running = self._run(sandbox, entry, shell.take_over(entry.exec))
+        running = self._run(sandbox, entry, shell.take_over(entry))
         if not running.resume(last):
             self._node.tasks.spawn(running.begin(), f"start of {entry.exec}")
         return True

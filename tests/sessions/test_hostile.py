@@ -48,7 +48,7 @@ async def test_a_shell_that_dies_again_and_again_leaves_nothing(sandbox: Sandbox
 
 async def test_a_crowd_of_processes_ends_with_its_session(sandbox: Sandbox) -> None:
     async with sandbox.session() as sh:
-        await sh.run("for i in $(seq 600); do sleep 100 & done")
+        await sh.run("for i in $(seq 300); do sleep 100 & done")
         assert (await sh.run("sleep 100", timeout=0.3)).ended is Ended.TIMEOUT
         with pytest.raises(SessionEnded):
             await sh.run("true")

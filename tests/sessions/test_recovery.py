@@ -93,3 +93,16 @@ async def test_a_terminal_goes_on_after_a_restart(site: Site) -> None:
             lines = [line for line in result.stdout.splitlines() if line.startswith("line ")]
             assert lines == [f"line {i}" for i in range(1, 301)]
             assert result.stdout.splitlines()[-2:] == ["got keys", "31 101"]
+
+
+async def test_jobs_of_earlier_commands_outlive_a_timeout_after_a_restart(site: Site) -> None:
+    async with site.client() as client:
+        async with site.edge():
+            sh = await opened(client)
+            await sh.run("sleep 100 & P=$!")
+            await asyncio.sleep(0.1)
+            running = await sh.start("sleep 100", timeout=2)
+            await asyncio.sleep(0.3)
+        async with site.edge(drain=True):
+            assert (await running.wait()).ended is Ended.TIMEOUT
+            assert (await sh.run("kill -0 $P && echo alive")).stdout == "alive\n"
