@@ -98,7 +98,7 @@ def parse_spec(data: dict[str, Any]) -> Spec:
 
 
 def refusal(error: ValidationError) -> SpecError:
-    """What a user is told of a model that refuses: UnknownField, or SpecError, naming the first such field."""
+    """What a user is told of a model that refuses: UnknownField or SpecError, naming the first such field."""
     details = error.errors(include_url=False, include_input=False)
     unknown = [one for one in details if one["type"] == "extra_forbidden"]
     chosen = (unknown or details)[0]
