@@ -44,10 +44,6 @@ _FAILED: dict[Failure, type[DsecError]] = {
 }
 
 
-class Asleep(SpecError):
-    """The sandbox is paused, and the request that finds it so resumes it (`Service.handle`)."""
-
-
 @dataclass(slots=True)
 class Sandbox:
     """A sandbox and what the node holds of it. `guest` is None once its inside is dead."""
@@ -98,9 +94,13 @@ class Sandbox:
         self.alive()
         if self.guest is None:
             raise AgentCrippled("the sandbox's agent does not answer")
-        if self.pausing or (state is State.PAUSED and not self.record.held):
-            raise Asleep("the sandbox is paused", field="state")
-        raise SpecError(f"the sandbox is {state.value}; resume it first", field="state")
+        raise SpecError("the sandbox is paused; resume it first", field="state")
+
+    @property
+    def wakes(self) -> bool:
+        """Whether a request that found it paused may have it resumed."""
+        state = self.record.state
+        return state is State.RUNNING or (state is State.PAUSED and not self.record.held)
 
     def startable(self) -> None:
         """Raises what the sandbox failed of."""

@@ -17,6 +17,7 @@ from dsec.bus.errors import (
     DsecError,
     NoCapacity,
     NoSuchSandbox,
+    SpecError,
     Unsupported,
 )
 from dsec.bus.exec_list import ListExecs
@@ -58,7 +59,7 @@ from dsec.plugins.edge.freezing import frozen, pause, resume, wake
 from dsec.plugins.edge.node import Node
 from dsec.plugins.edge.once import Once
 from dsec.plugins.edge.ports import Ports
-from dsec.plugins.edge.sandboxes import Asleep, Sandbox
+from dsec.plugins.edge.sandboxes import Sandbox
 from dsec.plugins.edge.stopping import Stopping
 
 CONCURRENCY: Final = 4096
@@ -155,9 +156,11 @@ class Service:
         for _ in range(WAKES):
             try:
                 return await handler(call)
-            except Asleep:
-                at = call.address
-                if await wake(self._sandbox(call), self._node.sandboxes):
+            except SpecError as error:
+                at, found = call.address, self._node.sandboxes.find(call.address.sandbox)
+                if error.field != "state" or found is None or not found.wakes:
+                    raise
+                if await wake(found, self._node.sandboxes):
                     who = subjects.Address("sandbox", "resume", at.project, at.principal)
                     self._node.auditor.note(
                         who, call.subject, outcome="ok", target=at.sandbox, detail=f"for {at.noun}.{at.verb}"
