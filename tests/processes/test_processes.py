@@ -119,7 +119,7 @@ async def test_the_operator_lists_and_drains_what_runs(site: Site) -> None:
     listed = await platform.command("plugin", "ls", "--json", *home)
     told = [json.loads(line) for line in listed.splitlines()]
     kinds = [one["name"] for one in told]
-    assert kinds == ["core", "driver", "edge", "iam", "journal", "scheduler"]
+    assert kinds == ["core", "driver", "edge", "fncall", "iam", "journal", "scheduler"]
     assert told[1]["id"] == DRIVER
     await platform.command("plugin", "drain", *home, "driver", DRIVER)
     assert site.driver is not None
