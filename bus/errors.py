@@ -120,6 +120,12 @@ class TooLarge(SpecError):
     code = "too_large"
 
 
+class WrongPlace(SpecError):
+    """The twin was called in an event loop's thread, or in a process that was forked since it was opened."""
+
+    code = "wrong_place"
+
+
 class Conflict(SpecError):
     """The idempotency key was used before with another request."""
 

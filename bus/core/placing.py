@@ -74,7 +74,8 @@ class Placer:
             await asyncio.gather(*placer._tasks, return_exceptions=True)
 
     async def place(self, place: Place, until: float, op: str = "") -> str:
-        """A node for the operation `op`; `until` is unix seconds. Raises NoCapacity, DeadlineExceeded, BrokerDown."""
+        """A node for the operation `op`; `until` is unix seconds. Raises NoCapacity, DeadlineExceeded,
+        BrokerDown."""
         key = (place.backend, place.cpu, place.memory, place.excluded)
         line = self._lines.get(key)
         if line is None:

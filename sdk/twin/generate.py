@@ -56,7 +56,7 @@ def texts() -> dict[str, str]:
 def _names(sdk: Sdk) -> str:
     """What `dsec.sdk` offers, with twins in the place of classes."""
     tree = ast.parse((FOLDER / "__init__.py").read_text(encoding="utf-8"))
-    lines, names = ["from dsec.sdk.twin.portal import WrongPlace"], ["WrongPlace"]
+    lines, names = ["from dsec.bus.errors import WrongPlace"], ["WrongPlace"]
     for node in tree.body:
         for one in node.names if isinstance(node, ast.ImportFrom) else ():
             name = one.asname or one.name

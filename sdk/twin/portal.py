@@ -25,17 +25,13 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Final, Generic, TypeVar
 
-from dsec.bus.errors import BrokerDown, InfraError, SpecError
+from dsec.bus.errors import BrokerDown, InfraError, WrongPlace
 
 T = TypeVar("T")
 
 OUTSIDE: Final = "the client is not connected: use it inside `with dsec.sync.Client()`"
 LOOP: Final = "this thread runs an event loop, which dsec.sync would block: await `dsec.Client` here"
 FORKED: Final = "this client was opened before the process was forked: open one in the child"
-
-
-class WrongPlace(SpecError):
-    """The twin was called in an event loop's thread, or in a process that was forked since it was opened."""
 
 
 def looping() -> bool:
