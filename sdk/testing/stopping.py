@@ -106,7 +106,6 @@ class StoppingSuite:
 
 
 class StoppingRecoverySuite:
-    @pytest.mark.kill
     async def test_a_kill_at_any_moment_leaves_it_stopped_or_running(
         self, split: Split, backend: str
     ) -> None:

@@ -129,7 +129,9 @@ async def _executes(pid: int, agent: int, process: subprocess.Popen[bytes]) -> N
 @contextlib.contextmanager
 def _user_namespace(base: int) -> Iterator[int]:
     """A descriptor of a namespace whose ids 0…65535 are `base`… on the host."""
-    with subprocess.Popen(["unshare", "--user", "sleep", "60"]) as holder:
+    # should this process be killed meanwhile, the holder must not keep its output open
+    nothing, argv = subprocess.DEVNULL, ["unshare", "--user", "sleep", "60"]
+    with subprocess.Popen(argv, stdin=nothing, stdout=nothing, stderr=nothing) as holder:
         try:
             directory = Path(f"/proc/{holder.pid}")
             while (directory / "ns/user").readlink() == Path("/proc/self/ns/user").readlink():
