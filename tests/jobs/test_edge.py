@@ -44,6 +44,7 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
         async with site.edge(drain=True):  # what a failed test left
             pass
     await images.close()
+    await driver.close()
 
 
 async def test_a_batch_of_containers_runs_pauses_and_is_killed_without_a_trace(site: Site) -> None:
