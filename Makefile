@@ -11,7 +11,7 @@ WORKERS ?= 3
 export DSEC_CACHE ?= $(HOME)/.cache/opendsec
 
 .DEFAULT_GOAL := help
-.PHONY: help setup packages venv chronus base functions demo test test-fast vm-packages test-vm check twin format bench dist clean
+.PHONY: help setup packages venv chronus base functions demo test test-fast vm-packages test-vm check adapters twin format bench dist clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -71,6 +71,9 @@ check: venv ## ruff, mypy strict, codespell, project metadata
 	$(BIN)/mypy
 	$(BIN)/codespell
 	$(BIN)/validate-pyproject pyproject.toml
+
+adapters: venv ## environments of other people's harnesses for the tests of the adapters (cached)
+	$(BIN)/python -m tests.adapters.venvs
 
 twin: venv ## write dsec.sync anew from the sources of the SDK
 	$(BIN)/python -m dsec.sdk.twin.generate

@@ -24,7 +24,7 @@ SET_UP = "make "  # what these lines do was done before any test could run
 
 
 def is_program(snippet: str) -> bool:
-    return "asyncio.run(" in snippet
+    return "asyncio.run(" in snippet or "dsec.sync" in snippet
 
 
 TOUR = [one for one in blocks("docs/sdk.md", "python") if not is_program(one)]
@@ -68,7 +68,7 @@ async def _until_up(process: Process) -> None:
         assert line, "dsec up ended"
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=["README", "tour"])
+@pytest.mark.parametrize("program", PROGRAMS, ids=["README", "tour", "sync"])
 async def test_a_program_of_the_documents_runs(
     program: str, live: platform.Part, debian: None, home: Path, tmp_path: Path
 ) -> None:

@@ -4,15 +4,17 @@ import asyncio
 import hashlib
 import random
 from collections.abc import AsyncIterator
+from typing import cast
 
 import pytest
 import pytest_asyncio
 
 from dsec.bus.nats.wire import Wire
-from dsec.sdk import Client, Ended, Exec, Sandbox
+from dsec.sdk import Client, Ended, Exec, Sandbox, sync
 from dsec.sdk.credit import WINDOW
 from dsec.sdk.testing.platform import Part
 from tests.cli.conftest import Outcome, dsec_process
+from tests.sdk.face import Face
 
 pytestmark = pytest.mark.node
 
@@ -37,10 +39,14 @@ async def digest_of(running: Exec) -> str:
     return digest.hexdigest()
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def real(live: Part) -> AsyncIterator[Client]:
-    async with live.client() as connected:
-        yield connected
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=["async", "sync"])
+async def real(request: pytest.FixtureRequest, live: Part) -> AsyncIterator[Client]:
+    if request.param == "async":
+        async with live.client() as connected:
+            yield connected
+    else:
+        async with Face(sync.Client(live.url, live.credentials)) as faced:
+            yield cast("Client", faced)
 
 
 @pytest_asyncio.fixture(loop_scope="session")
