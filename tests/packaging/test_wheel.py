@@ -59,6 +59,7 @@ def test_the_wheel_has_the_packages_and_the_sdist_their_sources(dist: Path) -> N
     names = set(zipfile.ZipFile(wheel(dist)).namelist())
     assert {"dsec/py.typed", "dsec/bus/errors.py", "dsec/bus/chronus/chronus.c"} <= names
     assert {"dsec/plugins/edge/__init__.py", "dsec/sdk/client.py", "dsec/benchmarks/exec.py"} <= names
+    assert {"dsec/sync.py", "dsec/sdk/sync/client.py"} <= names
     (sdist,) = dist.glob("*.tar.gz")
     with tarfile.open(sdist) as tar:
         assert any(name.endswith("/bus/chronus/chronus.c") for name in tar.getnames())
