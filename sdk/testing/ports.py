@@ -141,7 +141,7 @@ class PortSuite:
     ) -> None:
         await serve(sandbox, SLEEPER.replace("one = server", "server.accept()[0].close()\none = server"))
         reader, writer = await sandbox.connect(9000)
-        size = 32 << 20
+        size = 1 << max(24, pace.smaller(25))
         began = asyncio.get_running_loop().time()
         writer.write(bytes(size))
         await writer.drain()
