@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, TypeVar
 
+T = TypeVar("T")
 SLOWNESS: Final = max(1.0, float(os.environ.get("DSEC_TEST_SLOWNESS", "1")))
 
 
@@ -19,10 +21,18 @@ def within(seconds: float) -> float:
 
 
 def smaller(power: int) -> int:
-    """An exponent of two of an amount of data, less by that of the slowness."""
-    return power - round(math.log2(SLOWNESS))
+    """An exponent of two of an amount of data, less by that of the slowness, rounded up."""
+    return power - math.ceil(math.log2(SLOWNESS))
 
 
 def fewer(count: int) -> int:
     """A number of repetitions, at least one."""
     return max(1, round(count / SLOWNESS))
+
+
+def some(values: Sequence[T]) -> Sequence[T]:
+    """Of a series of cases, its first, its last and others evenly between them: two at least."""
+    count = min(len(values), max(2, fewer(len(values))))
+    return (
+        [values[round(at * (len(values) - 1) / (count - 1))] for at in range(count)] if count > 1 else values
+    )

@@ -110,7 +110,8 @@ class StoppingRecoverySuite:
         self, split: Split, backend: str
     ) -> None:
         async with split.control.client() as client, client.sandbox(backend=backend, image="base") as sandbox:
-            for number, pause in enumerate((0.0, 0.004, 0.01, 0.02, 0.05)):
+            moments = pace.some((0.0, 0.008, 0.03))
+            for number, pause in enumerate(map(pace.within, moments)):
                 running = await sandbox.start("echo on; exec sleep 1000")
                 reader = asyncio.create_task(running.wait())
                 await _struck(split, sandbox.stop(), pause)
@@ -123,7 +124,7 @@ class StoppingRecoverySuite:
             await split.strike("edge")
             assert (await sandbox.stat()).state is State.STOPPED
             assert (await sandbox.start()).state is State.RUNNING
-            assert (await sandbox.run("wc -l < /n")).stdout == "5\n"
+            assert (await sandbox.run("wc -l < /n")).stdout == f"{len(moments)}\n"
         assert await asyncio.to_thread(traces.of, split.home, sandbox.id) == []
 
 
