@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 from dsec.plugins.images import ErofsImages, kernel, loop
 from dsec.plugins.images.kernel import version
-from tests.images.conftest import IMAGE, Inside, entries, mounts
+from tests.images.conftest import IMAGE, Inside, entries, mounts, run
 
 SANDBOX = "s-n-test0001"
 NEVER = (99, 0)
@@ -75,7 +74,7 @@ async def test_what_was_staged_when_the_node_was_killed_is_unmounted(older: Erof
     stage = rootfs.path.parent / "stage"
     stage.mkdir()
     for _ in range(3):
-        await asyncio.to_thread(subprocess.run, ["mount", "--bind", home, stage], check=True)
+        await run("mount", "--bind", home, stage)
     await older.release(SANDBOX)
     assert not [point for point in mounts(home) if "/sandboxes/" in point]
 
