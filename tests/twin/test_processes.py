@@ -185,15 +185,17 @@ async def test_a_program_that_never_leaves_its_block_ends_all_the_same(place: Pl
     text = """
     client = opened().__enter__()
     sandbox = client.create(image="base")
-    reading = threading.Thread(target=lambda: sandbox.start("sleep 60").wait(), daemon=True)
-    reading.start()
+    def wait():
+        try:
+            sandbox.start("sleep 60").wait()
+        except dsec.DsecError:
+            pass  # told so, or not any more
+    threading.Thread(target=wait, daemon=True).start()
     time.sleep(0.3)
     say("end")
     """
     async with program(place, text) as running:
-        code, out, err = await running.end()
-    assert (code, out) == (0, "end\n")
-    assert "BrokerDown" in err or not err
+        assert await running.end() == (0, "end\n", "")
 
 
 async def test_a_call_that_is_under_way_when_the_client_is_closed_is_told_so(place: Place) -> None:
