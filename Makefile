@@ -83,7 +83,7 @@ format: venv ## rewrite the sources in house style
 	$(BIN)/ruff check --fix .
 
 bench: setup ## every benchmark of SPECIFICATION.md, one table each
-	for name in container exec stream control batch hotplug fncall; do $(BIN)/dsec bench $$name || exit 1; done
+	for name in container exec stream control batch hotplug fncall session; do $(BIN)/dsec bench $$name || exit 1; done
 
 dist: venv ## sdist -> wheel -> clean virtual environment -> every entry point loads
 	$(BIN)/python -m pytest tests/packaging -m ''
