@@ -185,8 +185,8 @@ class Execs:
         sandbox = self._node.sandboxes.get(call.address.sandbox, call.address.project)
         sandbox.inside()
         running = sandbox.running.get(call.address.exec)
-        if running is None:
-            known = call.address.exec in sandbox.logs
+        if running is None or (isinstance(running, Running) and running.over):
+            known = running is not None or call.address.exec in sandbox.logs
             told = "has ended" if known else "is not in this sandbox"
             raise NoSuchExec(f"exec {call.address.exec} {told}", field="exec")
         return running

@@ -76,6 +76,8 @@ class Running:
         self._credit = Credit()
         self._stream: Stream | None = None
         self._streaming: asyncio.Task[None] | None = None
+        self.over = False
+        """Its end is being told: whoever has heard of it finds no command any more."""
 
     # --- the start
 
@@ -192,6 +194,7 @@ class Running:
 
     async def _end(self, output: int, *, truncated: bool) -> bytes:
         """An ExecEnd as JSON."""
+        self.over = True
         exit_ = self.leader.exited.result()
         ended = await self._how(exit_.code, exit_.signal)
         self._log.ended(ended)

@@ -12,6 +12,7 @@ from dsec.bus.errors import DsecError, LimitError, NoSuchExec, NoSuchSandbox, Sp
 from dsec.bus.messages import Ended
 from dsec.sdk import Client, Sandbox
 from dsec.sdk.spec_args import LimitArgs
+from dsec.sdk.testing import pace
 
 COUNT = "i=0; while [ $i -lt 50 ]; do echo line $i; i=$((i+1)); sleep 0.01; done"
 LINES = "".join(f"line {i}\n" for i in range(50))
@@ -81,7 +82,7 @@ class DetachedSuite:
 
     async def test_a_command_is_signalled_by_its_id(self, client: Client, sandbox: Sandbox) -> None:
         left = await sandbox.start("trap 'echo bye; exit 5' TERM; while :; do sleep 0.05; done", detach=True)
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(pace.within(0.3))
         found = client.exec(sandbox.id, left.id)
         await found.signal(Signals.SIGTERM)
         result = await found.wait()
@@ -147,7 +148,7 @@ class ExecLimitSuite:
         left = await sandbox.start("echo; sleep 100", limits={"memory": 64 << 20})
         await left.kill()
         assert (await left.wait()).signal == Signals.SIGKILL
-        for _ in range(100):
+        for _ in range(round(pace.within(100))):
             if not (found := list(Path("/sys/fs/cgroup").glob(f"**/{sandbox.id}/e-*"))):
                 break
             await asyncio.sleep(0.05)

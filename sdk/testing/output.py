@@ -52,7 +52,7 @@ class OutputSuite:
         assert first.stdout_bytes == again.stdout_bytes == b"a" * 300_000 + b"END"
         assert again.code == 0
 
-    @pytest.mark.parametrize("power", [16, 20, 24, pace.smaller(27)])
+    @pytest.mark.parametrize("power", [16, 20, pace.smaller(24), pace.smaller(27)])
     @pytest.mark.parametrize("over", [-1, 0, 1])
     async def test_case_15_long_output_ends_with_its_end(self, roomy: Sandbox, power: int, over: int) -> None:
         size = 2**power + over
@@ -111,7 +111,9 @@ class OutputSuite:
     async def test_case_28_endless_output_is_bounded_and_others_go_on(
         self, client: Client, backend: str, sandbox: Sandbox
     ) -> None:
-        running = await sandbox.start(["yes"], timeout=pace.within(4), log_bytes=1 << 20, detach=True)
+        running = await sandbox.start(
+            ["yes"], timeout=max(4, pace.within(1.6)), log_bytes=1 << 20, detach=True
+        )
         async with client.sandbox(backend=backend, image="base") as other:
             for _ in range(20):
                 assert (await asyncio.wait_for(other.run(["true"]), pace.within(3))).ok

@@ -9,6 +9,7 @@ import pytest
 from dsec.bus.errors import NoSuchExec, SpecError
 from dsec.bus.messages import Ended
 from dsec.sdk import Client, Exec, Sandbox
+from dsec.sdk.testing import pace
 
 SIZE = (30, 100)
 
@@ -16,7 +17,7 @@ SIZE = (30, 100)
 async def until(running: Exec, expected: bytes) -> bytes:
     """What it prints up to and with `expected`."""
     seen = b""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(pace.within(20)):
         while expected not in seen:
             seen += await anext(running)
     return seen
@@ -67,7 +68,7 @@ class TerminalSuite:
 
     async def test_a_child_that_keeps_the_terminal_holds_nothing_up(self, sandbox: Sandbox) -> None:
         running = await sandbox.start("(trap '' HUP; sleep 100) & echo done", terminal=SIZE)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(pace.within(5)):
             assert (await running.wait()).stdout == "done\r\n"
 
     async def test_an_interactive_shell_is_left_and_found_again(

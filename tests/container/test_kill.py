@@ -11,6 +11,7 @@ import pytest
 from dsec.bus import ids
 from dsec.plugins.container import ContainerDriver
 from dsec.plugins.container.cgroups import until
+from dsec.sdk.testing.pace import some, within
 from tests.container.conftest import Bench, order
 
 pytestmark = [pytest.mark.node, pytest.mark.kill]
@@ -54,7 +55,7 @@ async def create_and_kill(bench: Bench, sandbox: str, after: float) -> None:
 
 
 async def test_nothing_is_left_whenever_the_node_was_killed(bench: Bench) -> None:
-    for milliseconds in range(0, 45, 5):
+    for milliseconds in map(within, some(range(0, 45, 5))):
         sandbox = ids.sandbox_on("n-test")
         await create_and_kill(bench, sandbox, milliseconds / 1000)
         fresh = ContainerDriver(bench.driver.home)
@@ -67,7 +68,7 @@ async def test_nothing_is_left_whenever_the_node_was_killed(bench: Bench) -> Non
 
 async def test_a_new_create_of_the_same_id_works_at_once_after_a_kill(bench: Bench) -> None:
     sandbox = ids.sandbox_on("n-test")
-    await create_and_kill(bench, sandbox, 0.012)
+    await create_and_kill(bench, sandbox, within(0.012))
     handle = await bench.driver.create(order(sandbox), await bench.images.recover(sandbox))
     assert handle.sandbox == sandbox
     assert await bench.driver.inspect(sandbox) is None

@@ -11,14 +11,14 @@ from tests.unified.conftest import UNIFIED, told
 
 pytestmark = [*UNIFIED, pytest.mark.alone]
 
-SECONDS = 4.0
-SPIN = f"for i in 1 2 3 4; do timeout {SECONDS + 4} sh -c 'while :; do :; done' & done; wait"
+SECONDS = 2.0
+SPIN = f"for i in 1 2 3 4; do timeout {SECONDS + 3} sh -c 'while :; do :; done' & done; wait"
 ALL = Limits(cpu=float(os.cpu_count() or 1), memory=128 << 20, pids=64, nofile=256)
 
 
 async def used(bench: Bench, *sandboxes: str) -> list[float]:
     """Seconds of CPU that each uses within SECONDS, after a while."""
-    await asyncio.sleep(2.0)
+    await asyncio.sleep(1.0)
     before = [told(bench, sandbox, "cpu.stat")["usage_usec"] for sandbox in sandboxes]
     await asyncio.sleep(SECONDS)
     after = [told(bench, sandbox, "cpu.stat")["usage_usec"] for sandbox in sandboxes]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import resource
 import shlex
 import sys
 import time
@@ -62,21 +63,38 @@ async def _run(options: argparse.Namespace, chosen: list[str]) -> int:
     if options.junitxml:
         options.junitxml.parent.mkdir(parents=True, exist_ok=True)
         options.junitxml.write_bytes(joined(told.report))
-    _tell(f"guest: exit status {told.code} after {time.monotonic() - began:.0f} s")
+    used = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
+    _tell(f"guest: exit status {told.code} after {time.monotonic() - began:.0f} s, {used:.0f} s of CPU time")
     return told.code
 
 
 def _script(chosen: list[str]) -> str:
     """Pytest as asked for; by default all of SUITE in two processes, then what has to be alone."""
-    pytest = [cargo.PYTHON, "-m", "pytest", "-p", "no:cacheprovider", "--timeout", str(TIMEOUT)]
+    pytest = [
+        cargo.PYTHON,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "--timeout",
+        str(TIMEOUT),
+        "--durations=25",
+    ]
     if chosen:
         return shlex.join([*pytest, "--basetemp", "/scratch/t", f"--junitxml={cargo.REPORT}", *chosen])
     spread = ["-m", "not alone", "-n", "2", "--dist", "loadscope", "--no-loadscope-reorder"]
     first = [*pytest, "--basetemp", "/scratch/t1", "--junitxml=/scratch/1.xml", *spread, *SUITE]
-    last = [*pytest, "--basetemp", "/scratch/t2", "--junitxml=/scratch/2.xml", "-m", "alone", *SUITE]
+    last = [*pytest, "--basetemp", "/scratch/t2", "--junitxml=/scratch/2.xml", "-m", "alone", *with_alone()]
     report = f"cat /scratch/1.xml /scratch/2.xml > {cargo.REPORT}"
     runs = f"{shlex.join(first)}; first=$?; {shlex.join(last)}; last=$?"
     return f"{runs}; {report}; exit $((first ? first : last))"
+
+
+def with_alone() -> list[str]:
+    """The files that have a test with that mark: only these are imported for it."""
+    paths = [cargo.CHECKOUT / name for name in SUITE]
+    files = [file for path in paths for file in (sorted(path.glob("test_*.py")) if path.is_dir() else [path])]
+    return [str(file.relative_to(cargo.CHECKOUT)) for file in files if "mark.alone" in file.read_text()]
 
 
 def joined(reports: bytes) -> bytes:

@@ -1,5 +1,6 @@
 """The parts of the test bed that need no machine: archives, results, what is left at home."""
 
+import importlib.util
 import os
 import platform
 import re
@@ -11,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.vm import cargo, cpio, machine, tsc
-from tests.vm.__main__ import joined
+from tests.vm import cargo, cpio, image, machine, tsc
+from tests.vm.__main__ import joined, with_alone
 
 names = st.text(st.characters(codec="utf-8", exclude_characters="\0/"), min_size=1, max_size=40)
 entries = st.builds(cpio.file, names, st.binary(max_size=200), st.integers(0, 0o7777))
@@ -58,6 +59,17 @@ def test_reports_that_follow_one_another_become_one() -> None:
     suites = list(ET.fromstring(joined(one + two)))
     assert [suite.get("name") for suite in suites] == ["a", "b"]
     assert list(ET.fromstring(joined(b""))) == []
+
+
+def test_files_with_tests_that_have_to_be_alone_are_found() -> None:
+    assert "tests/unified/test_cpu.py" in with_alone()
+    assert "tests/conformance/test_container.py" not in with_alone()
+
+
+async def test_sources_are_compiled_before_they_are_packed() -> None:
+    await cargo.compile_sources()
+    code = Path(importlib.util.cache_from_source(str(image.HERE / "cargo.py")))
+    assert int.from_bytes(code.read_bytes()[8:12], "little") == int((image.HERE / "cargo.py").stat().st_mtime)
 
 
 @given(st.integers(0, 255), st.binary(max_size=300), st.integers(0, 300))
