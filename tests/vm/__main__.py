@@ -70,16 +70,8 @@ async def _run(options: argparse.Namespace, chosen: list[str]) -> int:
 
 def _script(chosen: list[str]) -> str:
     """Pytest as asked for; by default all of SUITE in two processes, then what has to be alone."""
-    pytest = [
-        cargo.PYTHON,
-        "-m",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        "--timeout",
-        str(TIMEOUT),
-        "--durations=25",
-    ]
+    options = ["--timeout", str(TIMEOUT), "--durations=25", "--hypothesis-profile=ci"]
+    pytest = [cargo.PYTHON, "-m", "pytest", "-p", "no:cacheprovider", *options]
     if chosen:
         return shlex.join([*pytest, "--basetemp", "/scratch/t", f"--junitxml={cargo.REPORT}", *chosen])
     spread = ["-m", "not alone", "-n", "2", "--dist", "loadscope", "--no-loadscope-reorder"]
