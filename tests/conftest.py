@@ -1,11 +1,14 @@
 """What holds for every test."""
 
+import signal
+import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from blockbuster import blockbuster_ctx
+from hypothesis import settings
 
 NEVER_BLOCK = [
     "dsec.bus.core.claims",
@@ -15,6 +18,16 @@ NEVER_BLOCK = [
     *(f"dsec.sdk.{name}" for name in ("exec", "link", "stream")),
 ]
 """Parts on the path of every request: a blocking call in one of them stops a whole process."""
+
+
+settings.register_profile("any-machine", deadline=None)
+settings.load_profile("any-machine")
+
+
+def pytest_configure() -> None:
+    """A shell's background job ignores the interrupt, and so would every program that the tests start."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

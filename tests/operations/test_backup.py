@@ -266,13 +266,14 @@ async def test_a_back_up_and_a_restore_that_were_killed_leave_nothing_that_looks
         async with stack.wire("operator") as operator:
             made = await backup(operator, stack.home, tmp_path / "backup")
         assert not list(tmp_path.glob(".backup.partial-*"))
-    home = Home(tmp_path / "new")
+    home, left_behind = Home(tmp_path / "new"), False
     for delay in (0.0, 0.1, 0.3, 0.5):
         staged = (home.path / STAGE / "broker").exists
         await _killed(staged, delay, "restore", str(tmp_path / "backup"), "--home", str(home.path))
         if (home.broker / "jetstream").exists():
             break
-        assert (home.path / STAGE).exists(), "it was killed in the middle"
+        left_behind = left_behind or (home.path / STAGE).exists()
+    assert left_behind, "none was killed in the middle"
     assert (await restore(home, tmp_path / "backup")).manifest.id == made.id
     assert not (home.path / STAGE).exists()
     async with installation(home.path) as stack:
