@@ -27,7 +27,7 @@ def smaller(power: int) -> int:
 
 def fewer(count: int) -> int:
     """A number of repetitions, at least one; less by more than the slowness: emulation slows starts most."""
-    return max(1, round(count / SLOWNESS**1.5))
+    return max(1, round(count / math.pow(SLOWNESS, 1.5)))
 
 
 def some(values: Sequence[T]) -> Sequence[T]:
