@@ -13,6 +13,7 @@ from dsec.sdk import Client, Sandbox
 from dsec.sdk.testing import pace
 
 SERVER = "python3 -m http.server 3000 & wait"
+WRITER = "i=0; while :; do i=$((i+1)); echo $i >> /written; done"
 LISTENING = "import socket; socket.create_connection(('127.0.0.1', 3000), 1)"
 
 
@@ -71,6 +72,20 @@ class ExecSuite:
         assert result.ended is Ended.TIMEOUT
         assert await processes(sandbox) == before
         assert result.cpu_ms > 100
+
+    @pytest.mark.parametrize(
+        "command",
+        [WRITER, f"setsid sh -c '{WRITER}' & wait", f"trap '' TERM INT HUP; {WRITER}"],
+        ids=["loop", "daemon", "deaf"],
+    )
+    async def test_case_30_nothing_writes_once_the_deadline_has_passed(
+        self, sandbox: Sandbox, command: str
+    ) -> None:
+        assert (await sandbox.run(command, timeout=pace.within(0.5))).ended is Ended.TIMEOUT
+        written = await sandbox.files.read("/written")
+        assert written
+        await asyncio.sleep(pace.within(0.3))
+        assert await sandbox.files.read("/written") == written
 
     @pytest.mark.parametrize(
         "command",

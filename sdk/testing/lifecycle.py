@@ -48,6 +48,15 @@ class LifecycleSuite:
                 assert still_used() == set()
         assert traces.of(home, sandbox.id) == []
 
+    async def test_case_40_files_arrive_right_after_create(self, client: Client, backend: str) -> None:
+        async def first(number: int) -> bytes:
+            async with client.sandbox(backend=backend, image="base") as sandbox:
+                await sandbox.files.write("/tmp/first", b"%d" % number)
+                return await sandbox.files.read("/tmp/first")
+
+        count = pace.fewer(16)
+        assert await asyncio.gather(*map(first, range(count))) == [b"%d" % n for n in range(count)]
+
     async def test_destroy_may_be_repeated_and_the_sandbox_is_gone(
         self, client: Client, backend: str
     ) -> None:
