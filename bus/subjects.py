@@ -31,7 +31,7 @@ TENANT_VERBS: Final[dict[tuple[str, str], int]] = {
         for verb in ("stdin", "signal", "resize", "credit")
     },
     **{
-        ("file", verb): 4 for verb in ("read", "write", "list", "stat", "remove")
+        ("file", verb): 4 for verb in ("read", "write", "list", "stat", "remove", "watch")
     },  # file.read.<p>.<u>.<n>.<s>
     **{("port", verb): 4 for verb in ("open", "send", "recv", "close")},  # port.open.<p>.<u>.<n>.<s>
     ("fn", "call"): 2,  # fn.call.<p>.<u>

@@ -99,7 +99,8 @@ def _keep_capabilities() -> None:
 
 
 @contextlib.contextmanager
-def _acting_as(owner: int) -> Iterator[None]:
+def acting_as(owner: int) -> Iterator[None]:
+    """This thread alone is that user, its capabilities as `_keep_capabilities` left them. Raises OSError."""
     _act_as(owner)
     try:
         yield
@@ -108,7 +109,7 @@ def _acting_as(owner: int) -> Iterator[None]:
 
 
 def _make(base: int, count: int, owner: int) -> int:
-    return user_namespace(base, count, _acting_as(owner))
+    return user_namespace(base, count, acting_as(owner))
 
 
 def _act_as(uid: int) -> None:

@@ -7,6 +7,7 @@ written meanwhile comes as a mixture, as with any reader.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import AsyncIterable, AsyncIterator
 from pathlib import Path, PurePosixPath
@@ -15,6 +16,7 @@ from typing import Any, Final
 from dsec.bus.frames import unpack_data
 from dsec.bus.messages import FileInfo
 from dsec.sdk.concurrency import ahead, each
+from dsec.sdk.file_watch import FileWatch, watching
 from dsec.sdk.link import Link, new_operation
 
 CHUNK: Final = 256 * 1024
@@ -92,6 +94,18 @@ class Files:
     async def symlink(self, path: str, target: str) -> None:
         """A symbolic link at `path`; missing parents are made. Raises NoSuchFile, DiskFull."""
         await self._write(path, b"", target=target)
+
+    def watch(
+        self, path: str, *, recursive: bool = False
+    ) -> contextlib.AbstractAsyncContextManager[FileWatch]:
+        """Changes below directory `path`, for `async with`, from the beginning of the block on; of a file,
+        those of its name. They end when `path` itself is gone.
+
+        Each comes at least once. After `overflow` and `restarted` some may be missing: look at what is there.
+        Raises NoSuchFile, Unsupported (/proc, /dev, /sys), TooLarge (more than 4,096 directories), LimitError
+        (more than 16 watches), SpecError once the sandbox is stopped.
+        """
+        return watching(self._link, self._sandbox, path, recursive=recursive)
 
     async def _read(self, path: str, offset: int) -> bytes:
         body = {"path": path, "offset": offset, "length": CHUNK}

@@ -12,6 +12,7 @@ from dsec.plugins.edge.ending import Ending
 from dsec.plugins.edge.node import Node
 from dsec.plugins.edge.ports import expire
 from dsec.plugins.edge.sandboxes import Sandbox
+from dsec.plugins.edge.watches import expire as expire_watches
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ async def reap(node: Node, ending: Ending) -> None:
             expiry = time.monotonic() + EXPIRE_EVERY
         for sandbox in node.sandboxes:
             expire(sandbox, time.monotonic())
+            expire_watches(sandbox, time.monotonic())
             if sandbox.busy:
                 sandbox.used = time.monotonic()
             reason = due(sandbox, now=time.time(), monotonic=time.monotonic())

@@ -31,6 +31,7 @@ from dsec.bus.nats.appender import Appender
 from dsec.bus.registrar import Registrar, tombstone
 from dsec.bus.spec import Limits
 from dsec.plugins.edge.connection import Connection
+from dsec.plugins.edge.file_watch import Watch
 from dsec.plugins.edge.journal import Journal, Row
 from dsec.plugins.edge.running import Desk, Running
 from dsec.plugins.edge.session import Shell
@@ -71,8 +72,10 @@ class Sandbox:
     ending: asyncio.Task[None] | None = None
     connections: dict[str, Connection] = field(default_factory=dict)
     """To ports inside, by the operations that opened them."""
+    watches: dict[str, Watch] = field(default_factory=dict)
+    """Of files, by the names that their callers gave."""
     turning: set[asyncio.Task[None]] = field(default_factory=set)
-    """Stops and starts under way."""
+    """Stops and starts under way, and watches that begin: a destroy ends them first."""
     pausing: bool = False
     """It is about to be paused: what is asked of it now finds it asleep."""
     switching: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -140,7 +143,9 @@ class Sandbox:
         self.guest = None
 
     def disconnect(self) -> None:
-        """Every connection to a port is broken off. Repeatable."""
+        """Every connection to a port is broken off, every watch ends. Repeatable."""
+        while self.watches:
+            self.watches.popitem()[1].close()
         while self.connections:
             self.connections.popitem()[1].close(reset=True)
 

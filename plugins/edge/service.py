@@ -61,6 +61,7 @@ from dsec.plugins.edge.once import Once
 from dsec.plugins.edge.ports import Ports
 from dsec.plugins.edge.sandboxes import Sandbox
 from dsec.plugins.edge.stopping import Stopping
+from dsec.plugins.edge.watches import Watches
 
 CONCURRENCY: Final = 4096
 WAKES: Final = 5
@@ -107,6 +108,7 @@ class Service:
             ("exec", "credit"): typed(GrantCredit, execs.credit),
             **files.handlers(),
             **Ports(node, once).handlers(),
+            **Watches(node).handlers(),
         }
 
     @contextlib.asynccontextmanager

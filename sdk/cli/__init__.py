@@ -37,6 +37,7 @@ COMMANDS: Final = (
     "stop",
     "start",
     "port",
+    "watch",
     "shell",
     "ps",
     "fn",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from dsec.bus.messages import FileInfo
 from dsec.sdk.files import Files as AsyncFiles
+from dsec.sdk.sync.file_watch import FileWatch
 from dsec.sdk.twin import base as twin
 
 Content = bytes | str | Path | Iterable[bytes]
@@ -51,3 +53,17 @@ class Files(twin.Twin[AsyncFiles]):
     def symlink(self, path: str, target: str) -> None:
         """A symbolic link at `path`; missing parents are made. Raises NoSuchFile, DiskFull."""
         self._portal.call(self._origin.symlink(path, target))
+
+    def watch(self, path: str, *, recursive: bool = False) -> AbstractContextManager[FileWatch]:
+        """Changes below directory `path`, for `with`, from the beginning of the block on; of a file,
+        those of its name. They end when `path` itself is gone.
+
+        Each comes at least once. After `overflow` and `restarted` some may be missing: look at what is there.
+        Raises NoSuchFile, Unsupported (/proc, /dev, /sys), TooLarge (more than 4,096 directories), LimitError
+        (more than 16 watches), SpecError once the sandbox is stopped.
+        """
+        return twin.block(
+            self._portal,
+            self._origin.watch(path, recursive=recursive),
+            lambda made: FileWatch(self._portal, made),
+        )

@@ -13,6 +13,7 @@ from dsec.sdk.testing.recovery import RecoverySuite, split, victim
 from dsec.sdk.testing.sessions import SessionSuite, sh
 from dsec.sdk.testing.stopping import StoppingRecoverySuite, StoppingSuite
 from dsec.sdk.testing.terminals import TerminalSuite
+from dsec.sdk.testing.watching import WatchSuite
 
 __all__ = [
     "DetachedSuite",
@@ -30,6 +31,7 @@ __all__ = [
     "StoppingRecoverySuite",
     "StoppingSuite",
     "TerminalSuite",
+    "WatchSuite",
     "sh",
     "split",
     "victim",
@@ -49,6 +51,10 @@ class TestOutput(OutputSuite):
 
 
 class TestFiles(FileSuite):
+    pass
+
+
+class TestWatches(WatchSuite):
     pass
 
 

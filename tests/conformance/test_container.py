@@ -26,6 +26,10 @@ class TestFiles(conformance.FileSuite):
     pass
 
 
+class TestWatches(conformance.WatchSuite):
+    pass
+
+
 class TestSessions(conformance.SessionSuite):
     pass
 
