@@ -13,7 +13,7 @@ import os
 import posixpath
 import stat
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -31,6 +31,8 @@ SLICE: Final = 256
 """Directories, or events, of one step of a walk."""
 PAIRED: Final = 0.02
 """Seconds in which the second half of a move has come; the kernel queues both at once."""
+TOLD: Final = 65_536
+"""Listed entries that are remembered until the kernel's queue was empty; past that some are told twice."""
 ELSEWHERE: Final = frozenset({b"proc", b"dev", b"sys"})
 """Where other file systems are mounted inside, of which the root file system shows nothing."""
 _VANISHED: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.ESTALE})
@@ -49,6 +51,7 @@ class Left(NamedTuple):
     place: Place
     directory: bool
     since: float
+    read: int
 
 
 TOP: Final = Place(0, b"")
@@ -74,6 +77,7 @@ class Tree:
         self._told: set[Place] = set()
         self._left: dict[int, Left] = {}
         self._events: list[FileEvent] = []
+        self._reads = 0
         self.ended = False
         self.failed: DsecError | None = None
 
@@ -125,11 +129,12 @@ class Tree:
         self._events = []
         if not self._todo:
             raw = inotify.read(self.instance)
+            self._reads += 1
             for one in raw:
                 self._take(one)
-            if not raw:
+            if not raw or len(self._told) > TOLD:
                 self._told.clear()
-                self._settle(time.monotonic() - PAIRED)
+            self._settle(drained=not raw)
         if self._todo and not self.over:
             self._walk()
         return self._events
@@ -153,7 +158,8 @@ class Tree:
 
     def _top_gone(self, mask: Mask) -> None:
         if mask & (Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.UNMOUNT | Mask.IGNORED):
-            self._settle(time.monotonic())
+            self._reads += 2
+            self._settle()
             self._tell("deleted", TOP, directory=not self._only)
             self.ended = True
 
@@ -161,10 +167,13 @@ class Tree:
         directory = bool(raw.mask & Mask.ISDIR)
         if raw.mask & Mask.MOVED_FROM:
             self._told.discard(place)
-            self._left[raw.cookie] = Left(place, directory, time.monotonic())
+            self._left[raw.cookie] = Left(place, directory, time.monotonic(), self._reads)
         elif raw.mask & Mask.MOVED_TO:
-            self._arrived(self._left.pop(raw.cookie, None), place, directory=directory)
+            left = self._left.pop(raw.cookie, None)
+            self._settle(at=place)
+            self._arrived(left, place, directory=directory)
         elif raw.mask & Mask.CREATE:
+            self._settle(at=place)
             self._created(place, directory=directory)
         elif raw.mask & Mask.DELETE:
             self._told.discard(place)
@@ -195,23 +204,31 @@ class Tree:
         elif directory and self._recursive:
             self._todo.append((place, True))
 
-    def _settle(self, before: float) -> None:
-        """What left before then, and arrived nowhere here, is gone."""
+    def _settle(self, *, drained: bool = False, at: Place | None = None) -> None:
+        """What left, and arrived nowhere here, is gone; in a queue its other half came with the next read.
+
+        What left from the place `at` is gone now: the kernel holds the directory until a move is told.
+        """
+        before, gone = time.monotonic() - PAIRED, set()
         for cookie, left in list(self._left.items()):
-            if left.since <= before:
+            late = left.since <= before if drained else left.read + 2 <= self._reads
+            if left.place == at or late:
                 del self._left[cookie]
                 self._tell("deleted", left.place, directory=left.directory)
-                self._abandon(self._watches.get(left.place))
+                gone.add(self._watches.get(left.place, 0))
+        self._abandon(gone - {0})
 
-    def _abandon(self, top: int | None) -> None:
-        """The directories of a tree that went elsewhere are watched no more."""
-        gone = {top} if top is not None else set()
-        more = bool(gone)
-        while more:
-            found = {watch for watch, place in self._places.items() if place.parent in gone} - gone
-            more = bool(found)
-            gone |= found
-        for watch in gone:
+    def _abandon(self, gone: set[int]) -> None:
+        """Directories that went elsewhere, and all below them, are watched no more."""
+        if not gone:
+            return
+        inner: defaultdict[int, list[int]] = defaultdict(list)
+        for watch, place in self._places.items():
+            inner[place.parent].append(watch)
+        rest = list(gone)
+        while rest:
+            watch = rest.pop()
+            rest += inner.pop(watch, [])
             inotify.drop(self.instance, watch)
             self._forget(watch)
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dsec.bus.errors import LimitError, NoSuchFile, TooLarge, Unsupported
@@ -85,6 +85,7 @@ def apply(there: set[str], event: FileEvent) -> None:
         there |= {event.to + one.removeprefix(event.path) for one in moved} | {event.to}
 
 
+@example([("mkdir", "a", "a"), ("mkdir", "b", "a"), ("move", "a", "b/a"), ("mkdir", "a", "a")], [])
 @given(st.lists(OPERATIONS, max_size=12), st.lists(OPERATIONS, max_size=4))
 @settings(max_examples=60, deadline=None)
 def test_what_was_there_and_the_events_make_what_is_there(
@@ -175,6 +176,23 @@ def test_an_overflow_of_the_kernels_queue_is_told_and_the_tree_is_watched_on(tmp
         assert "overflow" in {event.kind for event in drained(watched)}
         (tmp_path / "late/f").write_text("x")
         assert "/late/f" in {event.path for event in drained(watched)}
+
+
+def test_what_leaves_a_busy_tree_is_told_and_forgotten_though_the_queue_is_never_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, away = tmp_path / "root", tmp_path / "away"
+    for one in (root / "d/sub", away):
+        one.mkdir(parents=True)
+    with opened(root) as watched:
+        (root / "d").rename(away / "d")
+        told: list[FileEvent] = []
+        for number in range(4):
+            (root / f"f{number}").write_text("x")
+            told += watched.step()
+        assert ("deleted", "/d") in {(event.kind, event.path) for event in told}
+        (away / "d/sub/f").write_text("x")
+        assert "/d/sub/f" not in {event.path for event in drained(watched)}
 
 
 def test_the_budget_is_that_of_the_sandbox_alone_and_no_descriptor_is_left(tmp_path: Path) -> None:
