@@ -49,10 +49,10 @@ FULL: Final = 1024 * 1024
 """Free bytes that count as none: on a disk that is quite full the log does not tell either."""
 NO_SPACE: Final = b"no space left on device"
 LOG_BYTES: Final = 16 * 1024 * 1024
-COLLECTION: Final = {"GOGC": "300"}
+COLLECTION: Final = {"GOGC": "1000", "GOMEMLIMIT": "1536MiB"}
 """Environment of the server, unless it is set. A stream's table of subjects is large and lives long: the
 collector of Go looks through all of it whenever the heap has doubled, for a tenth of a second on two cores.
-With 300 the heap may grow to four times of what lives."""
+So it may grow to eleven times of what lives, but no further than the limit on account of that."""
 MEMORY_STORE: Final = 256 * 1024 * 1024
 
 

@@ -23,6 +23,7 @@ BUCKETS: Final = tuple(
 NODES: Final = f"KV_{subjects.NODES_BUCKET}"
 QUOTA: Final = f"KV_{subjects.QUOTA_BUCKET}"
 STREAMS: Final = (*subjects.STREAMS, *BUCKETS, NODES, QUOTA)
+INBOXES: Final = subjects.inbox("*") + ".>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,8 @@ def _driver(node: str, owner: str) -> Rights:
 
 
 def _core() -> Rights:
+    """It may answer into every inbox: the broker would have to remember 5,000 requests a second for as long
+    as the longest deadline (ADR 0031). That a reply subject is the caller's own, core checks itself."""
     registry, ops, jobs = BUCKETS
     return Rights(
         publish=(
@@ -138,6 +141,7 @@ def _core() -> Rights:
             f"{API}.CONSUMER.MSG.NEXT.JOBS.{subjects.JOBS_CONSUMER}",
             f"$JS.ACK.JOBS.{subjects.JOBS_CONSUMER}.>",
             "audit.core.>",
+            INBOXES,
             *_plugin("core"),
             *(f"{API}.STREAM.{verb}.{stream}" for verb in ("CREATE", "UPDATE") for stream in STREAMS),
             *_infos(*STREAMS),
@@ -149,7 +153,6 @@ def _core() -> Rights:
             subjects.audit("*", "create", "*"),
             *_service("core"),
         ),
-        answer_within=30.0,
     )
 
 
