@@ -59,10 +59,10 @@ def table(pids: Collection[int]) -> dict[int, Process]:
 
 
 def before(processes: Mapping[int, Process], moment: float) -> frozenset[int]:
-    """Those that were there at `moment` (unix seconds), to a clock tick."""
+    """Those that were there at `moment` (unix seconds); one of the same clock tick counts as later."""
     booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     return frozenset(
-        pid for pid, process in processes.items() if process.started <= (moment - booted) * _TICKS
+        pid for pid, process in processes.items() if process.started < int((moment - booted) * _TICKS)
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -27,5 +28,7 @@ def userns_box() -> Iterator[Inside]:
 async def guest(box: Inside) -> AsyncIterator[Guest]:
     async with box.guest() as connected:
         yield connected
-        assert await connected.execs() == []
+        async with asyncio.timeout(5):  # what a cancelled start had begun is released behind it
+            while await connected.execs():  # noqa: ASYNC110 - chronus tells nobody of a release
+                await asyncio.sleep(0.01)
     assert [child for child in box.cgroup.iterdir() if child.is_dir()] == []
