@@ -31,7 +31,7 @@ from tests.cluster import trio as trios
 from tests.cluster.load import Load
 from tests.cluster.trio import Trio
 
-pytestmark = [pytest.mark.kill, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.kill, pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.alone]
 
 NODES = 4
 BATCH = 300
@@ -151,7 +151,7 @@ async def test_servers_restarted_one_after_the_other_are_ridden_out(plane: Plane
             await plane.caught_up()
         made = await asyncio.wait_for(batch, 60)
         progress = await made.wait()
-        assert (progress.running, progress.failed) == (BATCH, 0)
+        assert (progress.running, progress.failed) == (BATCH, 0), set(map(str, made.failures.values()))
         plane.batched += BATCH
         listed = [record.sandbox async for record in load.client.list(job=made.job)]
         assert len(listed) == len(set(listed)) == BATCH

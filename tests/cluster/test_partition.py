@@ -29,7 +29,13 @@ from tests.fencing.net import HUB, Net
 from tests.fencing.part import NODES
 from tests.fencing.site import Site, eventually
 
-pytestmark = [pytest.mark.node, pytest.mark.kill, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [
+    pytest.mark.node,
+    pytest.mark.kill,
+    pytest.mark.slow,
+    pytest.mark.timeout(240),
+    pytest.mark.alone,
+]
 
 FREEZE, FAIL, SUSPECT = 3.0, 18.0, 1.5
 """Seconds; as with the real 45 and 75 the watcher waits for longer than a node and a lost leader together."""
