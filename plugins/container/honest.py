@@ -35,7 +35,7 @@ FILES: Final = (
     *(f"proc/{name}" for name in ("cpuinfo", "diskstats", "loadavg", "meminfo", "stat", "swaps", "uptime")),
     "sys/devices/system/cpu/online",
 )
-WITHIN: Final = 5.0
+WITHIN: Final = 20.0
 """Seconds for lxcfs to serve, which takes milliseconds."""
 AGAIN: Final = 1.0
 """Seconds until one that could not be started, or died, is started anew."""
