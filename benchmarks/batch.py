@@ -22,6 +22,7 @@ import orjson
 from dsec.benchmarks.load import SIM
 from dsec.benchmarks.measure import Cpu, Tell, accounting, percentile, scratch
 from dsec.benchmarks.parts import spawned
+from dsec.bus import subjects
 from dsec.bus.errors import InfraError
 from dsec.bus.home import Home
 from dsec.bus.host import PLUGINS, load
@@ -137,7 +138,9 @@ async def _compared(reader: DirectGet, batch: Batch) -> tuple[int, int]:
     wanted, found, others = set(batch.ids.values()), set[str](), 0
     sequence, job = 1, batch.job
     while True:
-        page = await reader.batch("KV_registry", "$KV.registry.>", sequence, count=1000, max_bytes=4 << 20)
+        page = await reader.batch(
+            "KV_registry", subjects.kv(subjects.REGISTRY_BUCKET, ">"), sequence, count=1000, max_bytes=4 << 20
+        )
         for stored in page.messages:
             record = orjson.loads(stored.data)
             if record["spec"]["job"] == job:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import orjson
 
+from dsec.bus import subjects
 from dsec.bus.home import Home
 from dsec.bus.nats.credentials import Credentials
 from dsec.bus.nats.directget import DirectGet
@@ -40,7 +41,9 @@ async def counted(part: platform.Part, made: Mapping[str, str]) -> Counted:
         places = {
             "claimed": Counter(claimed.values()),
             "journalled": await asyncio.to_thread(journalled, home.part("sim") / "journal.jsonl"),
-            "registered": await last_tokens(reader, "KV_registry", "$KV.registry.>"),
+            "registered": await last_tokens(
+                reader, "KV_registry", subjects.kv(subjects.REGISTRY_BUCKET, ">")
+            ),
             "told": await last_tokens(reader, "EVENT", "event.created.>"),
             "audited_core": await _audited(reader, "core"),
             "audited_edge": await _audited(reader, "edge"),
@@ -72,7 +75,7 @@ async def pages(reader: DirectGet, stream: str, subject: str) -> set[tuple[str, 
 
 async def claims(reader: DirectGet) -> dict[str, str]:
     """Sandbox id by key."""
-    found = await pages(reader, "KV_ops", "$KV.ops.>")
+    found = await pages(reader, "KV_ops", subjects.kv(subjects.OPS_BUCKET, ">"))
     return {subject.rpartition(".")[2]: orjson.loads(data)["sandbox"] for subject, data in found}
 
 

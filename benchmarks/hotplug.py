@@ -25,6 +25,7 @@ from typing import Any, Final
 from dsec.benchmarks.counting import claims, journalled, last_tokens
 from dsec.benchmarks.load import open_loop, sim_options
 from dsec.benchmarks.measure import Tell, percentile, scratch
+from dsec.bus import subjects
 from dsec.bus.errors import DsecError, Failure
 from dsec.bus.nats.credentials import Credentials
 from dsec.bus.nats.directget import DirectGet
@@ -169,7 +170,7 @@ async def _count(part: platform.Part, load: Load) -> tuple[int, int]:
     who = Credentials.load(home / "credentials" / "operator.json")
     async with Wire.connect(part.url, who) as wire, DirectGet.running(wire) as reader:
         claimed = await claims(reader)
-        registered = await last_tokens(reader, "KV_registry", "$KV.registry.>")
+        registered = await last_tokens(reader, "KV_registry", subjects.kv(subjects.REGISTRY_BUCKET, ">"))
     kept = await asyncio.to_thread(journalled, home / "parts" / "sim" / "journal.jsonl")
     lost = sum(
         claimed.get(key) != sandbox

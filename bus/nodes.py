@@ -76,7 +76,7 @@ class Nodes:
         """The entry as the stream's leader has it: an answer proves contact with who decides. One attempt."""
         body = orjson.dumps({"last_by_subj": _subject(node)})
         try:
-            answer = await self._bus.request(f"$JS.API.STREAM.MSG.GET.{STREAM}", body, timeout=timeout)
+            answer = await self._bus.request(subjects.api(f"STREAM.MSG.GET.{STREAM}"), body, timeout=timeout)
         except NodeLost as error:
             raise BrokerDown(f"{STREAM} is missing, or has no leader now") from error
         return _kept(answer_of(answer))

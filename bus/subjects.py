@@ -273,3 +273,8 @@ def registry_key(project: str, sandbox: str) -> str:
 def ops_key(project: str, operation: str) -> str:
     """`<project>.<operation>` in the ops bucket."""
     return f"{project}.{check('operation', operation)}"
+
+
+def api(request: str) -> str:
+    """$JS.API.<request>: where JetStream is asked, or the right to ask it there (NATS ADR-1)."""
+    return f"$JS.API.{request}"

@@ -34,6 +34,20 @@ def test_a_file_imports_only_what_its_folder_may(path: Path) -> None:
         assert not [name for name in names if name.startswith("dsec.plugins")]
 
 
+def texts(path: Path) -> list[str]:
+    """The strings of a file that it works with: no documentation."""
+    tree = ast.parse(path.read_text())
+    told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    nodes = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in told)
+    return [node.value for node in nodes if isinstance(node.value, str)]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_subjects_of_jetstream_are_formatted_in_one_place(path: Path) -> None:
+    if path != ROOT / "bus" / "subjects.py":
+        assert [text for text in texts(path) if text.startswith(("$KV.", "$JS.API"))] == []
+
+
 def test_no_file_is_over_500_lines() -> None:
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     code = [ROOT / name for name in listed.split() if name.endswith((".py", ".c", ".h"))]

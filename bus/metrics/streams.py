@@ -51,7 +51,7 @@ class Streams:
 
     async def _info(self, stream: str) -> dict[str, Any]:
         try:
-            subject = f"$JS.API.STREAM.INFO.{stream}"
+            subject = subjects.api(f"STREAM.INFO.{stream}")
             answer: dict[str, Any] = orjson.loads(
                 (await self._bus.request(subject, b"", timeout=WITHIN)).data
             )

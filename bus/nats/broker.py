@@ -35,7 +35,6 @@ ACCOUNT: Final = "DSEC"
 SYSTEM: Final = ("$SYS.REQ.SERVER.PING.CONNZ", "$SYS.REQ.SERVER.*.KICK", "$SYS.REQ.SERVER.PING.JSZ")
 """What iam alone asks the servers themselves: which connections a name has, to close one, how many servers
 store streams."""
-_API: Final = "$JS.API"
 _BUCKET: Final = f"KV_{subjects.IAM_BUCKET}"
 MAX_PAYLOAD: Final = 1024 * 1024
 PORT_WAIT = 5.0
@@ -76,8 +75,11 @@ class BrokerAuth:
             ],
             "publish": [
                 *("audit.iam.>", "plugin.announce.iam.*", "plugin.heartbeat.iam.*", *SYSTEM),
-                *(f"$KV.{subjects.IAM_BUCKET}.>", f"{_API}.DIRECT.GET.{_BUCKET}"),
-                *(f"{_API}.STREAM.{verb}.{_BUCKET}" for verb in ("INFO", "CREATE", "UPDATE", "MSG.GET")),
+                *(subjects.kv(subjects.IAM_BUCKET, ">"), subjects.api(f"DIRECT.GET.{_BUCKET}")),
+                *(
+                    subjects.api(f"STREAM.{verb}.{_BUCKET}")
+                    for verb in ("INFO", "CREATE", "UPDATE", "MSG.GET")
+                ),
             ],
             "allow_responses": {"max": 1, "expires": f"{ceil(AUTH_TIMEOUT)}s"},
         }

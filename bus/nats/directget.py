@@ -19,7 +19,7 @@ from typing import Any, Final, Self, TypeVar
 
 import orjson
 
-from dsec.bus import ids
+from dsec.bus import ids, subjects
 from dsec.bus.errors import BrokerDown, DeadlineExceeded, InfraError, NodeLost
 from dsec.bus.nats.headers import parse_headers
 from dsec.bus.transport import Bus, Received
@@ -80,7 +80,7 @@ class DirectGet:
 
     async def last(self, stream: str, subject: str) -> Stored | None:
         """The newest message of `subject`, None if there is none."""
-        return await self._one(f"$JS.API.DIRECT.GET.{stream}.{subject}", b"")
+        return await self._one(subjects.api(f"DIRECT.GET.{stream}.{subject}"), b"")
 
     async def newest(self, stream: str, subject: str) -> Stored | None:
         """The newest message of `subject` (wildcards allowed) as the stream's leader has it.
@@ -88,7 +88,7 @@ class DirectGet:
         Needs the right to ask `STREAM.MSG.GET`.
         """
         body = orjson.dumps({"last_by_subj": subject})
-        answer = answer_of(await ask(self._bus, f"$JS.API.STREAM.MSG.GET.{stream}", body))
+        answer = answer_of(await ask(self._bus, subjects.api(f"STREAM.MSG.GET.{stream}"), body))
         if error := answer.get("error"):
             if error.get("err_code") == _NO_MESSAGE:
                 return None
@@ -101,7 +101,7 @@ class DirectGet:
     async def exists(self, stream: str, subject: str) -> bool:
         """Whether the stream's leader has a message of `subject`; the right to `STREAM.INFO` is enough."""
         body = orjson.dumps({"subjects_filter": subject})
-        answer = answer_of(await ask(self._bus, f"$JS.API.STREAM.INFO.{stream}", body))
+        answer = answer_of(await ask(self._bus, subjects.api(f"STREAM.INFO.{stream}"), body))
         if "state" not in answer:
             raise InfraError(f"the broker refused to tell of {stream}: {answer.get('error')}")
         return bool(answer["state"].get("subjects"))
@@ -109,7 +109,7 @@ class DirectGet:
     async def next(self, stream: str, subject: str, sequence: int) -> Stored | None:
         """The first message of `subject` (wildcards allowed) at `sequence` or later."""
         body = orjson.dumps({"seq": max(1, sequence), "next_by_subj": subject})
-        return await self._one(f"$JS.API.DIRECT.GET.{stream}", body)
+        return await self._one(subjects.api(f"DIRECT.GET.{stream}"), body)
 
     async def batch(self, stream: str, subject: str, sequence: int, *, count: int, max_bytes: int) -> Batch:
         """Up to `count` messages of `subject` from `sequence` on; about `max_bytes` in all, at least one."""
@@ -144,7 +144,7 @@ class DirectGet:
         reading = _Reading(asyncio.get_running_loop().create_future())
         self._readings[token] = reading
         try:
-            await self._bus.publish(f"$JS.API.DIRECT.GET.{stream}", body, reply=self._prefix + token)
+            await self._bus.publish(subjects.api(f"DIRECT.GET.{stream}"), body, reply=self._prefix + token)
             async with asyncio.timeout(TIMEOUT):
                 pending = await reading.done
         except TimeoutError:

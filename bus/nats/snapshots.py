@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import orjson
 
+from dsec.bus import subjects
 from dsec.bus.errors import DeadlineExceeded, GoneError, InfraError
 from dsec.bus.ids import tail
 from dsec.bus.nats.directget import answer_of
@@ -35,7 +36,7 @@ async def take(bus: Bus, stream: str, head: dict[str, Any]) -> AsyncIterator[byt
     subscription = await bus.subscribe(inbox, chunks.put_nowait)
     try:
         body = orjson.dumps({"deliver_subject": inbox, "chunk_size": CHUNK, "jsck": True})
-        answer = answer_of(await bus.request(f"$JS.API.STREAM.SNAPSHOT.{stream}", body, timeout=WITHIN))
+        answer = answer_of(await bus.request(subjects.api(f"STREAM.SNAPSHOT.{stream}"), body, timeout=WITHIN))
         _checked(answer, stream)
         head |= {"config": answer["config"], "state": answer["state"]}
         while chunk := await _next(chunks, stream):
@@ -71,7 +72,7 @@ async def give(
     Raises InfraError (the server takes it not; there is no such stream then), BrokerDown, DeadlineExceeded.
     """
     body = orjson.dumps({"config": head["config"], "state": head["state"]})
-    answer = answer_of(await bus.request(f"$JS.API.STREAM.RESTORE.{stream}", body, timeout=WITHIN))
+    answer = answer_of(await bus.request(subjects.api(f"STREAM.RESTORE.{stream}"), body, timeout=WITHIN))
     _checked(answer, stream)
     to = str(answer["deliver_subject"])
     async for chunk in _any(chunks):

@@ -12,6 +12,7 @@ import time
 from datetime import datetime
 from typing import Final
 
+from dsec.bus import subjects
 from dsec.bus.errors import InfraError
 from dsec.bus.nats.directget import answer_of
 from dsec.bus.nodes import STREAM
@@ -28,7 +29,7 @@ MOST: Final = 1000
 async def offset(bus: Bus, *, timeout: float = 2.0) -> int:
     """Milliseconds that this clock is ahead of the broker's, to half a round trip. Raises InfraError."""
     asked = time.time()
-    answer = answer_of(await bus.request(f"$JS.API.STREAM.INFO.{STREAM}", b"", timeout=timeout))
+    answer = answer_of(await bus.request(subjects.api(f"STREAM.INFO.{STREAM}"), b"", timeout=timeout))
     heard = time.time()
     told = answer.get("ts")
     if not isinstance(told, str):

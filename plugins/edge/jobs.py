@@ -80,7 +80,7 @@ class EdgeJobs:
 
     def _audit(self, item: Item, outcome: str, detail: str = "") -> None:
         who = subjects.Address("sandbox", "create", item.project, item.principal)
-        where = f"node.batch.{self._node.name}"
+        where = subjects.node_batch(self._node.name)
         self._node.auditor.note(who, where, outcome=outcome, target=item.sandbox, detail=detail)
 
     # --- Members

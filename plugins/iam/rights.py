@@ -16,7 +16,6 @@ from dsec.bus import ids, subjects
 from dsec.bus.nats.credentials import Role
 from dsec.plugins.iam.entries import Identity
 
-API: Final = "$JS.API"
 BUCKETS: Final = tuple(
     f"KV_{name}" for name in (subjects.REGISTRY_BUCKET, subjects.OPS_BUCKET, subjects.JOBS_BUCKET)
 )
@@ -64,7 +63,7 @@ def _tenant(who: Identity) -> Rights:
 
 
 def _edge(node: str) -> Rights:
-    registry = f"$KV.{subjects.REGISTRY_BUCKET}.*.{node}.*"
+    registry = subjects.kv(subjects.REGISTRY_BUCKET, f"*.{node}.*")
     own = (f"exec.stream.*.{node}.>", f"event.*.*.{node}.>")
     return Rights(
         publish=(
@@ -79,12 +78,12 @@ def _edge(node: str) -> Rights:
             "audit.fncall.>",
             *_plugin("fncall", node),
             # only with the subject in the subject: a filter in the body would read other nodes' records
-            f"{API}.DIRECT.GET.EXEC.{own[0]}",
-            f"{API}.DIRECT.GET.EVENT.{own[1]}",
-            f"{API}.DIRECT.GET.KV_{subjects.REGISTRY_BUCKET}.{registry}",
+            subjects.api(f"DIRECT.GET.EXEC.{own[0]}"),
+            subjects.api(f"DIRECT.GET.EVENT.{own[1]}"),
+            subjects.api(f"DIRECT.GET.KV_{subjects.REGISTRY_BUCKET}.{registry}"),
             # its own life; the entries of others, which the filter in the body may name, hold no secret
-            f"$KV.{subjects.NODES_BUCKET}.{node}",
-            f"{API}.STREAM.MSG.GET.{NODES}",
+            subjects.kv(subjects.NODES_BUCKET, f"{node}"),
+            subjects.api(f"STREAM.MSG.GET.{NODES}"),
             *_infos(*STREAMS),
         ),
         subscribe=(
@@ -132,18 +131,18 @@ def _core() -> Rights:
             subjects.SCHED_FLEET,
             subjects.SCHED_SPREAD,
             subjects.SCHED_NODES,
-            f"$KV.{subjects.OPS_BUCKET}.>",
-            f"$KV.{subjects.QUOTA_BUCKET}.*",
-            f"$KV.{subjects.JOBS_BUCKET}.>",
+            subjects.kv(subjects.OPS_BUCKET, ">"),
+            subjects.kv(subjects.QUOTA_BUCKET, "*"),
+            subjects.kv(subjects.JOBS_BUCKET, ">"),
             *subjects.STREAMS["JOBS"],
             subjects.job_progress("*", "*"),
-            f"{API}.CONSUMER.DURABLE.CREATE.JOBS.{subjects.JOBS_CONSUMER}",
-            f"{API}.CONSUMER.MSG.NEXT.JOBS.{subjects.JOBS_CONSUMER}",
+            subjects.api(f"CONSUMER.DURABLE.CREATE.JOBS.{subjects.JOBS_CONSUMER}"),
+            subjects.api(f"CONSUMER.MSG.NEXT.JOBS.{subjects.JOBS_CONSUMER}"),
             f"$JS.ACK.JOBS.{subjects.JOBS_CONSUMER}.>",
             "audit.core.>",
             INBOXES,
             *_plugin("core"),
-            *(f"{API}.STREAM.{verb}.{stream}" for verb in ("CREATE", "UPDATE") for stream in STREAMS),
+            *(subjects.api(f"STREAM.{verb}.{stream}") for verb in ("CREATE", "UPDATE") for stream in STREAMS),
             *_infos(*STREAMS),
             *_reads(registry, ops, jobs, QUOTA),
         ),
@@ -162,8 +161,8 @@ def _scheduler() -> Rights:
         publish=(
             "audit.scheduler.>",
             "event.failed.>",
-            f"$KV.{subjects.NODES_BUCKET}.*",
-            f"$KV.{subjects.REGISTRY_BUCKET}.*.*.*",
+            subjects.kv(subjects.NODES_BUCKET, "*"),
+            subjects.kv(subjects.REGISTRY_BUCKET, "*.*.*"),
             *_plugin("scheduler"),
             *_reads(BUCKETS[0], NODES),
         ),
@@ -203,10 +202,10 @@ def _operator() -> Rights:
             subjects.SCHED_FLEET,
             subjects.SCHED_FAIL,
             "plugin.drain.*.*",
-            f"{API}.STREAM.LIST",
-            f"{API}.STREAM.NAMES",
-            f"{API}.CONSUMER.LIST.*",
-            f"{API}.STREAM.SNAPSHOT.*",
+            subjects.api("STREAM.LIST"),
+            subjects.api("STREAM.NAMES"),
+            subjects.api("CONSUMER.LIST.*"),
+            subjects.api("STREAM.SNAPSHOT.*"),
             "$JS.SNAPSHOT.ACK.>",
             *_infos(*STREAMS),
             *_reads(*STREAMS),
@@ -244,11 +243,11 @@ def _served(verbs: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
 
 
 def _infos(*streams: str) -> tuple[str, ...]:
-    return f"{API}.INFO", *(f"{API}.STREAM.INFO.{stream}" for stream in streams)
+    return subjects.api("INFO"), *(subjects.api(f"STREAM.INFO.{stream}") for stream in streams)
 
 
 def _reads(*streams: str) -> tuple[str, ...]:
     """Direct Get with the subject in the request's subject, and with a filter in its body, as the leader's
     own read has it."""
     ways = ("DIRECT.GET.{}", "DIRECT.GET.{}.>", "STREAM.MSG.GET.{}")
-    return tuple(f"{API}.{way.format(stream)}" for stream in streams for way in ways)
+    return tuple(subjects.api(f"{way.format(stream)}") for stream in streams for way in ways)

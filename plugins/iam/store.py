@@ -38,8 +38,8 @@ ATTEMPT: Final = 0.4
 """Seconds until a leader that does not answer is asked again."""
 _ALL: Final = subjects.kv(subjects.IAM_BUCKET, ">")
 _PREFIX: Final = subjects.kv(subjects.IAM_BUCKET, "")
-_INFO: Final = f"$JS.API.STREAM.INFO.{STREAM}"
-_GET: Final = f"$JS.API.STREAM.MSG.GET.{STREAM}"
+_INFO: Final = subjects.api(f"STREAM.INFO.{STREAM}")
+_GET: Final = subjects.api(f"STREAM.MSG.GET.{STREAM}")
 _NOTHING_THERE: Final = 10037
 _WRONG_SEQUENCE: Final = {10071, 10164}
 _PAGE: Final = 1000
@@ -228,7 +228,9 @@ async def _ensure(bus: Bus) -> None:
 
 
 async def _asked_for(bus: Bus, verb: str, config: Mapping[str, Any]) -> None:
-    answer = answer_of(await bus.request(f"$JS.API.STREAM.{verb}.{STREAM}", orjson.dumps(config), timeout=5))
+    answer = answer_of(
+        await bus.request(subjects.api(f"STREAM.{verb}.{STREAM}"), orjson.dumps(config), timeout=5)
+    )
     error = answer.get("error")
     if error and int(error.get("code", 0)) >= 500:
         raise BrokerDown(f"the bucket of identities: {error.get('description')}")

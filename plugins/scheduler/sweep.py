@@ -36,7 +36,7 @@ class Sweep:
     async def run(self, entry: NodeEntry) -> int:
         """How many records of the entry's fenced lives are tombstones now. Raises BrokerDown, InfraError."""
         sequence, count = 0, 0
-        pattern = f"$KV.{subjects.REGISTRY_BUCKET}.*.{entry.node}.*"
+        pattern = subjects.kv(subjects.REGISTRY_BUCKET, f"*.{entry.node}.*")
         gate = asyncio.Semaphore(AT_ONCE)
 
         async def guarded(stored: Stored) -> bool:

@@ -274,12 +274,12 @@ class SimNode:
 
     def tell(self, at: dict[str, Any], what: str, record: bytes, *, gone: bool = False) -> None:
         """The same for one that is not held; `gone`: nothing will follow this record."""
-        tail = f"{at['project']}.{self.node}.{at['sandbox']}"
-        subject = f"$KV.{subjects.REGISTRY_BUCKET}.{tail}"
+        project, sandbox = at["project"], at["sandbox"]
+        subject = subjects.kv(subjects.REGISTRY_BUCKET, f"{project}.{self.node}.{sandbox}")
         version = Version(subject, at["epoch"], record, TOMBSTONE if gone else NO_HEADERS, gone)
         self.registrar.write(version, fresh=what == "created")
         event = b'{"time":%d,"record":%b}' % (int(time.time() * 1000), record)
-        self.appender.put(f"event.{what}.{tail}", event)
+        self.appender.put(subjects.event(what, project, sandbox), event)
 
     # --- by itself
 

@@ -82,7 +82,7 @@ class Usage:
     async def _follow(self, project: str) -> None:
         self._amounts[project] = NOTHING
         try:
-            await self._read(f"$KV.{subjects.REGISTRY_BUCKET}.{project}.>", 1)
+            await self._read(subjects.kv(subjects.REGISTRY_BUCKET, f"{project}.>"), 1)
         except BaseException:
             self._looked = float("-inf")  # half a project must not pass for the whole: read all anew
             raise
@@ -119,7 +119,7 @@ class Usage:
 
     async def _end(self) -> int:
         """The last sequence of the registry."""
-        body = answer_of(await ask(self._bus, f"$JS.API.STREAM.INFO.{_STREAM}", b""))
+        body = answer_of(await ask(self._bus, subjects.api(f"STREAM.INFO.{_STREAM}"), b""))
         try:
             return int(body["state"]["last_seq"])
         except KeyError as error:

@@ -22,7 +22,6 @@ from dsec.bus.transport import Bus, Received
 ACK_WAIT: Final = 3.0
 PULL: Final = 2.0
 """Seconds that one question for work stands; a broker that starts again has forgotten it."""
-_API: Final = "$JS.API.CONSUMER"
 
 
 class Queue:
@@ -63,7 +62,7 @@ class Queue:
             "max_waiting": 512,
         }
         body = orjson.dumps({"stream_name": "JOBS", "config": config})
-        subject = f"{_API}.DURABLE.CREATE.JOBS.{subjects.JOBS_CONSUMER}"
+        subject = subjects.api(f"CONSUMER.DURABLE.CREATE.JOBS.{subjects.JOBS_CONSUMER}")
         answer = answer_of(await ask(self._bus, subject, body))
         if "error" in answer:
             raise InfraError(f"the broker refused the queue of batches: {answer['error'].get('description')}")
@@ -73,7 +72,7 @@ class Queue:
         asked: asyncio.Future[Received | None] = asyncio.get_running_loop().create_future()
         self._asked = asked
         body = orjson.dumps({"batch": 1, "expires": int(PULL * 1e9)})
-        subject = f"{_API}.MSG.NEXT.JOBS.{subjects.JOBS_CONSUMER}"
+        subject = subjects.api(f"CONSUMER.MSG.NEXT.JOBS.{subjects.JOBS_CONSUMER}")
         await self._bus.publish(subject, body, self._inbox)
         try:
             async with asyncio.timeout(PULL + 0.5):
