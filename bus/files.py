@@ -1,13 +1,18 @@
-"""Small files that must be whole and, where they hold secrets, private."""
+"""Files that must be whole on disk and, where they hold secrets, private."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
-from dsec.bus.errors import DiskFull
+from dsec.bus.errors import DiskFull, InfraError
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""What the kernel says of a disk without room, or of a quota that is used up."""
 
 
 def write_private(path: Path, text: str) -> None:
@@ -18,7 +23,7 @@ def write_private(path: Path, text: str) -> None:
     try:
         _replace(path, text)
     except OSError as error:
-        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        if error.errno in FULL:
             raise DiskFull(f"no space for {path}: free some on that disk") from error
         raise
 
@@ -35,3 +40,23 @@ def _replace(path: Path, text: str) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def sync(path: Path) -> None:
+    """Force a file's bytes, or a directory's entries, to disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def file_work(what: str) -> Iterator[None]:
+    """Within the block an OSError of plain file work becomes DiskFull or InfraError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL:
+            raise DiskFull(f"{what}: the disk is full ({error})") from error
+        raise InfraError.during(what, error) from error

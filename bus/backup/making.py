@@ -18,8 +18,8 @@ from dsec import __version__
 from dsec.bus import subjects
 from dsec.bus.backup.images import catalog
 from dsec.bus.backup.manifest import STREAM_DATA, STREAM_HEAD, Kept, Manifest, layer_file, seal, stream_file
-from dsec.bus.backup.problems import files
 from dsec.bus.errors import GoneError, SpecError
+from dsec.bus.files import file_work, sync
 from dsec.bus.home import Home
 from dsec.bus.ids import tail
 from dsec.bus.messages import Layer
@@ -50,7 +50,7 @@ async def backup(bus: Bus, home: Home, directory: Path, *, output: bool = False)
     directory = directory.absolute()
     if directory.exists():
         raise SpecError(f"{directory} exists: name a new directory", field="directory")
-    with files(f"the back-up {directory}"):
+    with file_work(f"the back-up {directory}"):
         async with _growing(directory) as partial:
             kept = [await _stream(bus, partial, name) for name in (*STREAMS, *((OUTPUT,) if output else ()))]
             images = {node: await _images(home, node, partial) for node in nodes_of(home)}
@@ -124,19 +124,11 @@ async def _images(home: Home, node: str, partial: Path) -> list[Layer]:
 def _finish(partial: Path, directory: Path, manifest: Manifest) -> None:
     seal(partial, manifest)
     for path in _deepest_first(partial):
-        _sync(path)
+        sync(path)
     partial.rename(directory)
-    _sync(directory.parent)
+    sync(directory.parent)
 
 
 def _deepest_first(directory: Path) -> Iterator[Path]:
     yield from sorted(directory.rglob("*"), key=lambda path: -len(path.parts))
     yield directory
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -13,9 +13,8 @@ from typing import Any, Final
 
 from dsec.bus.backup.images import catalog
 from dsec.bus.backup.manifest import STREAM_DATA, Kept, Manifest, layer_file, pieces, read, stream_file
-from dsec.bus.backup.problems import files
 from dsec.bus.errors import Conflict, DiskFull, InfraError
-from dsec.bus.files import write_private
+from dsec.bus.files import file_work, write_private
 from dsec.bus.home import Home
 from dsec.bus.nats import snapshots
 from dsec.bus.nats.broker import ACCOUNT, Broker, BrokerAuth
@@ -44,7 +43,7 @@ async def restore(home: Home, directory: Path) -> Restored:
     AlreadyRunning, DiskFull, MissingTool, BrokerDown, InfraError; what the home had is as it was then.
     """
     manifest = await asyncio.to_thread(read, directory)
-    with contextlib.ExitStack() as held, files(f"restoring {directory}"):
+    with contextlib.ExitStack() as held, file_work(f"restoring {directory}"):
         for what in ("control", *manifest.images):
             held.enter_context(home.held(what))
         stage = home.path / STAGE

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 import shutil
 import socket
@@ -30,6 +29,7 @@ from dsec.bus.errors import (
     MissingTool,
     NoSuchSandbox,
 )
+from dsec.bus.files import FULL
 from dsec.bus.userns import UserNamespaces
 from dsec.plugins.container import checks, door, oci, orphans, ports, seccomp
 from dsec.plugins.container.cgroups import ENGINE, Cgroups, until
@@ -161,7 +161,7 @@ class ContainerDriver:
             return AgentCrippled(f"the image holds up the engine: nothing started in {START_WITHIN:g} s")
         if not isinstance(error, OSError):
             return error
-        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        if error.errno in FULL:
             return DiskFull.during(f"no room under {self.home}", error)
         return InfraError.during(f"starting {sandbox}", error)
 

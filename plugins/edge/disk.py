@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 
 from dsec.bus.errors import DiskFull
+from dsec.bus.files import FULL
 
 
 @contextlib.contextmanager
@@ -16,7 +17,7 @@ def room_for(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        if error.errno in FULL:
             raise DiskFull(f"the node has no room for {what}") from error
         raise
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from dsec.bus.errors import MissingTool
+from dsec.bus.files import sync
 from dsec.plugins.images import erofs, threads, tree
 
 NAME: Final = "debian-12-python"
@@ -170,8 +171,8 @@ def _publish(built: Path, image: Path) -> None:
     """The digest first: a crash in between leaves an image that is built again, never a wrong one."""
     digest = built.with_suffix(".sha256")
     digest.write_text(f"{erofs.sha256(built)}  {image.name}\n")
-    tree.sync(digest)
-    tree.sync(built)
+    sync(digest)
+    sync(built)
     digest.replace(_digest_file(image))
     built.replace(image)
-    tree.sync(image.parent)
+    sync(image.parent)

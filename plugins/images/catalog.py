@@ -15,8 +15,9 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 from dsec.bus.errors import Conflict, NoSuchImage
+from dsec.bus.files import file_work, sync
 from dsec.bus.messages import Layer
-from dsec.plugins.images import erofs, problems, threads, tree
+from dsec.plugins.images import erofs, threads, tree
 
 _WORKSHOP = ".import-"
 
@@ -66,7 +67,7 @@ class Catalog:
     @contextlib.asynccontextmanager
     async def workshop(self) -> AsyncIterator[Path]:
         """A private directory on the file system of the layers, removed at the end of the block."""
-        with problems.files("making a workshop for a layer"):
+        with file_work("making a workshop for a layer"):
             directory = Path(tempfile.mkdtemp(prefix=_WORKSHOP, dir=self._files))
             lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -123,19 +124,19 @@ class Catalog:
         if kept.exists() and erofs.sha256(kept) == digest:
             return
         image.chmod(0o400)
-        tree.sync(image)
+        sync(image)
         image.replace(kept)
-        tree.sync(self._files)
+        sync(self._files)
 
     def _publish(self, layer: Layer) -> None:
         draft = Path(tempfile.mkdtemp(prefix=_WORKSHOP, dir=self._names)) / "layer.json"
         try:
             draft.write_text(layer.model_dump_json())
-            tree.sync(draft)
+            sync(draft)
             draft.replace(self._name_file(layer.name))
         finally:
             tree.remove(draft.parent)
-        tree.sync(self._names)
+        sync(self._names)
 
 
 def _same(found: Layer, wanted: Layer) -> Layer:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from dsec.bus.errors import InfraError, SpecError
+from dsec.bus.files import file_work
 from dsec.plugins.images import erofs, kernel, loop, problems, rootfs
 
 _ATTRIBUTES: Final = 0x01 | 0x02 | 0x04  # read-only, nosuid, nodev: what a layer holds is not for the host
@@ -41,7 +42,7 @@ class LayerMounts:
 
     def drop(self, used: frozenset[str]) -> None:
         """Blocking: unmount all layers but those in `used`, also those that a former process mounted."""
-        with problems.files("unmounting layers"):
+        with file_work("unmounting layers"):
             for point in set(self._directory.glob("*")):
                 if point.name not in used:
                     self._mounted.discard(point.name)
@@ -62,7 +63,7 @@ class LayerMounts:
         if _is_erofs(point):
             return
         _check_file(file)
-        with problems.files("making a mount point"):
+        with file_work("making a mount point"):
             self._directory.mkdir(mode=0o700, exist_ok=True)
             point.mkdir(mode=0o700, exist_ok=True)
         try:

@@ -6,9 +6,9 @@ import contextlib
 import errno
 from collections.abc import Iterator
 
-from dsec.bus.errors import DiskFull, InfraError, MissingTool
+from dsec.bus.errors import InfraError, MissingTool
+from dsec.bus.files import FULL
 
-_FULL = {errno.ENOSPC, errno.EDQUOT}
 _MISSING = {
     errno.EPERM: "the node needs root with CAP_SYS_ADMIN",
     errno.EACCES: "the node needs root with CAP_SYS_ADMIN",
@@ -20,17 +20,6 @@ _MISSING = {
 
 
 @contextlib.contextmanager
-def files(what: str) -> Iterator[None]:
-    """Within the block an OSError of plain file work becomes DiskFull or InfraError."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _FULL:
-            raise DiskFull(f"{what}: the node's disk is full ({error})") from error
-        raise InfraError.during(what, error) from error
-
-
-@contextlib.contextmanager
 def mounts(what: str) -> Iterator[None]:
     """Within the block an OSError of mounting becomes MissingTool or InfraError."""
     try:
@@ -38,7 +27,7 @@ def mounts(what: str) -> Iterator[None]:
     except OSError as error:
         if error.errno in _MISSING:
             raise MissingTool(f"{what}: {_MISSING[error.errno]} ({error})") from error
-        if error.errno in _FULL:
+        if error.errno in FULL:
             limits = "user.max_user_namespaces or fs.mount-max is reached"
             raise InfraError(f"{what}: {limits} ({error})") from error
         raise InfraError.during(what, error) from error

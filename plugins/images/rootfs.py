@@ -25,6 +25,7 @@ from pydantic import BaseModel
 
 from dsec.bus.driver import Rootfs
 from dsec.bus.errors import Conflict, NoSuchSandbox
+from dsec.bus.files import file_work
 from dsec.plugins.images import kernel, problems, tree
 from dsec.plugins.images.ranges import Namespaces
 
@@ -67,7 +68,7 @@ class Place:
 
         Raises Conflict, DiskFull, MissingTool, InfraError, and then leaves nothing.
         """
-        with problems.files(f"making the directories of {self.sandbox}"):
+        with file_work(f"making the directories of {self.sandbox}"):
             try:
                 self.directory.mkdir(mode=0o711)
             except FileExistsError:
@@ -92,7 +93,7 @@ class Place:
         composition = self.composition()
         if not self.target.is_mount():
             # A volatile overlay leaves a mark in `work` that forbids another mount; nothing else is in there.
-            with problems.files(f"cleaning the work directory of {self.sandbox}"):
+            with file_work(f"cleaning the work directory of {self.sandbox}"):
                 tree.remove(self._work)
                 self._work.mkdir(mode=0o700)
             self._mount(composition, layers)
@@ -100,7 +101,7 @@ class Place:
 
     def release(self) -> None:
         """Unmount and delete everything; silent for what never was."""
-        with problems.files(f"deleting the writable layer of {self.sandbox}"):
+        with file_work(f"deleting the writable layer of {self.sandbox}"):
             unmount(self.target)
             self._unstage()
             tree.remove(self.directory)
@@ -120,7 +121,7 @@ class Place:
         return Rootfs(path=self.target, upper=self.upper, uid_base=composition.uid_base)
 
     def _furnish(self, composition: Composition) -> None:
-        with problems.files(f"making the directories of {self.sandbox}"):
+        with file_work(f"making the directories of {self.sandbox}"):
             self.data.mkdir(mode=0o700)
             for directory in (self.target, self.upper, self._work):
                 directory.mkdir()

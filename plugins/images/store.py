@@ -19,9 +19,10 @@ from typing import Final, Literal, Self
 from dsec.bus import ids
 from dsec.bus.driver import Rootfs
 from dsec.bus.errors import Conflict, NoSuchSandbox, SpecError
+from dsec.bus.files import file_work
 from dsec.bus.messages import Layer
 from dsec.bus.spec import Image
-from dsec.plugins.images import archive, copies, doctor, erofs, pack, problems, threads
+from dsec.plugins.images import archive, copies, doctor, erofs, pack, threads
 from dsec.plugins.images.base import base_image, functions_image
 from dsec.plugins.images.catalog import Catalog
 from dsec.plugins.images.layers import LayerMounts
@@ -178,7 +179,7 @@ class ErofsImages:
     async def export(self, where: Callable[[str], Path]) -> list[Layer]:
         """See `bus.backup.images`. A layer that is removed meanwhile is left out."""
         await self._open()
-        with problems.files("copying layers"):
+        with file_work("copying layers"):
             return await threads.finish(lambda: self._export(where))
 
     def _export(self, where: Callable[[str], Path]) -> list[Layer]:
@@ -210,7 +211,7 @@ class ErofsImages:
     async def _open(self) -> None:
         async with self._opening:
             if not self._opened:
-                with problems.files(f"opening {self._home}"):
+                with file_work(f"opening {self._home}"):
                     await threads.finish(self._load)
                 self._opened = True
 
@@ -259,7 +260,7 @@ class ErofsImages:
         if _LAYER_NAME.fullmatch(name) is None:
             raise SpecError(f"{name!r} is not a layer name: {_LAYER_NAME.pattern}", field="name")
         await self._open()
-        with problems.files(f"importing layer {name!r}"):
+        with file_work(f"importing layer {name!r}"):
             async with self._catalog.workshop() as workshop:
                 yield workshop
 

@@ -57,12 +57,3 @@ def _clear_below(parent: int, name: bytes, top: int, depth: int) -> None:
     finally:
         os.close(directory)
     os.rmdir(name, dir_fd=parent)
-
-
-def sync(path: Path) -> None:
-    """Force a file's bytes, or a directory's entries, to disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

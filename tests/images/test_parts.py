@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from dsec.bus.driver import Images
 from dsec.bus.errors import DiskFull, InfraError, MissingTool, NoCapacity
-from dsec.plugins.images import ErofsImages, base, doctor, problems, tree
+from dsec.bus.files import file_work
+from dsec.plugins.images import ErofsImages, base, doctor, tree
 from dsec.plugins.images.layers import mount_points
 from dsec.plugins.images.ranges import COUNT, FIRST, RANGE, Ranges
 
@@ -112,7 +113,7 @@ def test_a_host_without_a_debian_source_is_told(tmp_path: Path) -> None:
 
 def test_a_full_disk_and_a_quota_are_told_from_other_faults() -> None:
     for number, kind in ((28, DiskFull), (122, DiskFull), (5, InfraError)):
-        with pytest.raises(kind), problems.files("writing"):
+        with pytest.raises(kind), file_work("writing"):
             raise OSError(number, "x")
 
 
