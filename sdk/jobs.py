@@ -154,7 +154,8 @@ class Batch:
                 if self._state.phase is Phase.DONE:
                     return
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(news.wait(), SILENCE)
+                    async with asyncio.timeout(SILENCE):
+                        await news.wait()
                     continue
                 self._take(await self._asked())
         finally:

@@ -129,6 +129,7 @@ class Session:
         with contextlib.suppress(GoneError):
             await self._shell.signal(signals.SIGHUP)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._shell.wait(), CLOSING)
+                async with asyncio.timeout(CLOSING):
+                    await self._shell.wait()
             await self._shell.kill()
         await self._shell.close()

@@ -106,7 +106,8 @@ async def watch(link: Link, *, job: str | None = None) -> AsyncGenerator[Change,
 async def _wait(news: asyncio.Event, gap: asyncio.Event) -> None:
     """Until there is an event, or a list is due."""
     try:
-        await asyncio.wait_for(news.wait(), RELIST)
+        async with asyncio.timeout(RELIST):
+            await news.wait()
     except TimeoutError:
         gap.set()
     news.clear()

@@ -1,9 +1,12 @@
 """What holds for every test."""
 
+import asyncio
+import gc
+import io
 import signal
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -28,6 +31,24 @@ def pytest_configure() -> None:
     """A shell's background job ignores the interrupt, and so would every program that the tests start."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that took too long tells what each task of asyncio waits for."""
+    report = yield
+    if call.excinfo is not None and "from pytest-timeout" in str(call.excinfo.value):
+        report.sections.append(("asyncio tasks", _tasks()))
+    return report
+
+
+def _tasks() -> str:
+    told = io.StringIO()
+    for task in [one for one in gc.get_objects() if type(one) is asyncio.Task and not one.done()]:
+        task.print_stack(file=told)
+    return told.getvalue()
 
 
 @pytest.fixture(autouse=True)

@@ -48,6 +48,13 @@ def test_subjects_of_jetstream_are_formatted_in_one_place(path: Path) -> None:
         assert [text for text in texts(path) if text.startswith(("$KV.", "$JS.API"))] == []
 
 
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_cancellation_is_lost_in_wait_for(path: Path) -> None:
+    """Before Python 3.12 it swallows one that comes with the result, and who cancelled waits for ever."""
+    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)]
+    assert path.is_relative_to(ROOT / "sdk/testing") or "wait_for" not in {call.attr for call in calls}
+
+
 def test_no_file_is_over_500_lines() -> None:
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     code = [ROOT / name for name in listed.split() if name.endswith((".py", ".c", ".h"))]

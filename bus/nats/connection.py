@@ -9,7 +9,8 @@ Kept: protocol parsing, authentication, reconnecting, JetStream. What differs fr
   that no large buffer sits ahead of replies.
 - What is unsent when the connection breaks is dropped, never delivered later; who waits for a PONG is told.
 - An error line of the broker does not close the client for good; the broker closes what it will not serve.
-- A cancelled `flush` does not end the read loop (nats-py sets a result on the cancelled future and stops).
+- A cancelled round trip does not end the read loop (nats-py sets a result on the cancelled future and stops),
+  and its cancellation is not lost when the PONG comes with it (as by `wait_for` before Python 3.12).
 - A write to a socket that is closed already is a broken connection; uvloop's RuntimeError would end nats-py's
   reconnecting for good.
 - Sockets of failed attempts and all tasks have ended when `close` returns.
@@ -28,7 +29,7 @@ from typing import Any
 
 from nats.aio.client import Client, Srv
 from nats.aio.transport import TcpTransport
-from nats.errors import ConnectionClosedError, Error
+from nats.errors import ConnectionClosedError, Error, FlushTimeoutError
 from nats.protocol.parser import PERMISSIONS_ERR, STALE_CONNECTION
 
 from dsec.bus.nats.headers import header_block
@@ -42,6 +43,9 @@ BURST = 8
 """Writes that a service which was idle may make at once before it waits `linger` for each."""
 CLOSE_TIMEOUT = 2.0
 """Seconds that closing waits for a broker that does not read."""
+
+PONG = 10.0
+"""Seconds that a broker has to answer a PING."""
 
 Direct = Callable[[str, str, bytes, bytes | None], None]
 """Called with subject, reply subject, payload and the raw header block."""
@@ -198,8 +202,16 @@ class Connection(Client):
 
     async def roundtrip(self) -> None:
         """All that was sent has been taken and judged by the broker. Raises nats.errors.Error, OSError."""
+        if self.is_closed:
+            raise ConnectionClosedError
+        pong: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        await self._send_ping(pong)
         self._write_out()
-        await self.flush()
+        try:
+            async with asyncio.timeout(PONG):
+                await pong
+        except TimeoutError:
+            raise FlushTimeoutError from None
 
     def deliver(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> bool:
         """Give a message to its direct callback; False: it has none."""

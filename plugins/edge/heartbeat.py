@@ -62,4 +62,5 @@ async def beat(node: Node) -> None:
             await node.bus.publish(subject, heartbeat(node).model_dump_json().encode())
         await asyncio.sleep(SOONEST)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(changed.wait(), EVERY - SOONEST)
+            async with asyncio.timeout(EVERY - SOONEST):
+                await changed.wait()

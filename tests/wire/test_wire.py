@@ -188,6 +188,23 @@ async def test_a_cancelled_round_trip_leaves_the_connection_alive(broker: Broker
         assert (await wire.request("echo3.x", b"alive", timeout=2)).data == b"alive"
 
 
+async def test_a_cancellation_that_comes_with_the_answer_of_a_round_trip_is_not_lost(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Wire.connect(broker.url, CORE) as wire:
+        connection = wire._connection
+        judged = connection._process_pong
+
+        async def judged_and_cancelled() -> None:
+            await judged()
+            trip.cancel()
+
+        monkeypatch.setattr(connection, "_process_pong", judged_and_cancelled)
+        trip = asyncio.create_task(wire.round_trip())
+        await asyncio.wait([trip])
+        assert trip.cancelled()
+
+
 async def test_closing_leaves_no_task_and_fails_what_waits(broker: Broker) -> None:
     before = asyncio.all_tasks()
     async with Wire.connect(broker.url, CORE) as wire:
