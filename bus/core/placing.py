@@ -22,8 +22,9 @@ from dsec.bus.transport import Bus, Received
 
 ATTEMPT: Final = 0.7
 """Seconds that one scheduler has for its answer."""
-LIVENESS: Final = 3.0
-"""Seconds to wait for a scheduler's word on whether a node is alive; a fresh one listens before it speaks."""
+LIVENESS: Final = 7.0
+"""Seconds to wait for a scheduler's word on whether a node is alive; a fresh one calls none dead that it has
+not listened for as long as it takes to suspect one."""
 ABSENT: Final = 5.0
 """Seconds in which the only scheduler may be started again, and listen, before creates are refused."""
 PAUSE: Final = 0.05

@@ -1,7 +1,8 @@
 """The scheduler: answers `sched.place` out of the nodes' heartbeats. Any number run in one queue group.
 
-A fresh one listens for a heartbeat period before it answers, so that it neither calls a living node dead nor
-gives everything to the first node it hears.
+A fresh one listens for a heartbeat period before it answers, so that it does not give everything to the
+first node it hears. One that it never heard it calls dead only when it has listened for as long as makes a
+node suspect: what had the scheduler started anew may have cut the node off, too.
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ class Scheduler:
 
     def __init__(self, patience: Patience = DEFAULT, figures: Figures | None = None) -> None:
         self._figures = figures or Figures()
+        self._suspect = patience.suspect
         self._view = View(patience.suspect)
+        self._began = time.monotonic()
+        self._news = asyncio.Event()
         self._rng = random.Random()  # noqa: S311 - dice, not secrets
         self._listened = asyncio.Event()
 
@@ -78,13 +82,14 @@ class Scheduler:
             return
         if subjects.node_heartbeat(heartbeat.node) == message.subject:
             self._view.heard(heartbeat, time.monotonic(), int(time.time() * 1000))
+            self._news.set()
 
     async def place(self, message: Received) -> bytes:
         """`{"node": …}` for a Place. Raises NoCapacity, or NodeLost when asked `at` a dead node."""
         place = decode(Place, message.data)
         await self._listened.wait()
         if place.at is not None:
-            return ok({"node": self._at(place.at)})
+            return ok({"node": await self._at(place.at)})
         nodes = self._choose(place)
         _log(place, nodes)
         return ok({"node": nodes[0], "nodes": nodes})
@@ -109,7 +114,12 @@ class Scheduler:
         known = [candidate.node for candidate in self._view.candidates(now)]
         return ok({"nodes": {node: self._view.alive(node, now) for node in known}})
 
-    def _at(self, node: str) -> str:
+    async def _at(self, node: str) -> str:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._began + self._suspect - time.monotonic()):
+                while not self._view.knows(node):
+                    self._news.clear()
+                    await self._news.wait()
         if not self._view.alive(node, time.monotonic()):
             raise NodeLost(f"{node} has not been heard of lately")
         return node

@@ -120,6 +120,10 @@ class View:
         if known is not None:
             known.add(_Placement(now, ask.cpu * count, ask.memory * count, count))
 
+    def knows(self, node: str) -> bool:
+        """Whether it was ever heard, and is not forgotten."""
+        return node in self._nodes
+
     def alive(self, node: str, now: float) -> bool:
         """Whether the node has been heard within `suspect` seconds, full, draining or not."""
         known = self._nodes.get(node)
