@@ -12,7 +12,6 @@ share one budget (128 inotify instances by default), and any of them could use i
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ctypes
 import mmap
@@ -21,8 +20,11 @@ import signal
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Final
+
+from dsec.bus.threads import finish
 
 LIFE: Final = 5_000_000
 """Microseconds that the process sleeps; the maps are written in far less."""
@@ -70,12 +72,7 @@ class UserNamespaces:
         """
         if self._maker is None:
             self._maker = ThreadPoolExecutor(1, "userns", initializer=_keep_capabilities)
-        making = asyncio.get_running_loop().run_in_executor(self._maker, _make, base, count, owner)
-        try:
-            descriptor = await asyncio.shield(making)
-        except asyncio.CancelledError:
-            making.add_done_callback(_close_made)
-            raise
+        descriptor = await finish(partial(_make, base, count, owner), self._maker, undo=os.close)
         try:
             yield f"/proc/{os.getpid()}/fd/{descriptor}"
         finally:
@@ -86,11 +83,6 @@ class UserNamespaces:
         if self._maker is not None:
             self._maker.shutdown()
             self._maker = None
-
-
-def _close_made(making: asyncio.Future[int]) -> None:
-    if not making.cancelled() and making.exception() is None:
-        os.close(making.result())
 
 
 def _keep_capabilities() -> None:

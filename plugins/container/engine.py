@@ -23,10 +23,12 @@ import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from dsec.bus.errors import InfraError, MissingTool
+from dsec.bus.threads import finish
 
 NAMES: Final = ("crun", "runc")
 """Engines that will do, best first: runc takes three times the CPU time."""
@@ -118,12 +120,7 @@ class Engine:
         Cancelled or not, the engine has ended when this returns; PID 1 may live if it got so far.
         Raises InfraError with the engine's words, OSError.
         """
-        starting = asyncio.get_running_loop().run_in_executor(self._hands, self._start, job)
-        try:
-            pid, words = await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            await _give_up(starting)
-            raise
+        pid, words = await finish(partial(self._start, job), self._hands, undo=_give_up)
         try:
             status = await _ended(pid)
             if status:
@@ -242,13 +239,11 @@ async def _ended(pid: int) -> int:
     return status
 
 
-async def _give_up(starting: asyncio.Future[tuple[int, int]]) -> None:
+def _give_up(started: tuple[int, int]) -> None:
     """End an engine whose start was cancelled half-way."""
-    await asyncio.wait([starting])
-    if starting.exception() is None:
-        pid, words = starting.result()
-        _kill(pid)
-        os.close(words)
+    pid, words = started
+    _kill(pid)
+    os.close(words)
 
 
 def _kill(pid: int) -> None:

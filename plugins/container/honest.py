@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from dsec.bus.errors import MissingTool
+from dsec.bus.threads import outlast
 from dsec.plugins.container.process import Watched
 from dsec.plugins.container.visits import CLONE_NEWNS, Visitor
 
@@ -119,14 +120,18 @@ class Honest:
             argv = [program, "-f", "-l", "--enable-cfs", "-p", str(self.pid_file), str(self._point)]
             pid = _spawned(argv)
         self._serving = Watched.open(pid, None, self._died)
+        opening: asyncio.Future[dict[str, int]] | None = None
         try:
             async with asyncio.timeout(WITHIN):
                 while not _mounted(self._point):  # noqa: ASYNC110 - the table of mounts tells only who asks
                     await asyncio.sleep(0.002)
-                self._files = await asyncio.to_thread(_opened, self._point)
+                opening = asyncio.get_running_loop().run_in_executor(None, _opened, self._point)
+                self._files = await asyncio.shield(opening)
         except BaseException:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)  # whoever waits for it in a read is let go
+            if opening is not None:
+                await outlast(opening, _close)
             raise
 
     def _former(self) -> int | None:
@@ -271,7 +276,7 @@ def _clone(file: int) -> int:
 
 
 def _cover(trees: dict[str, int]) -> None:
-    """In the sandbox's mount namespace; closes what it is given, whoever still waits for it."""
+    """In the sandbox's mount namespace; closes what it is given, whatever comes of it."""
     try:
         _uncover()
         for name, tree in trees.items():

@@ -21,7 +21,7 @@ _NOBODY: Final = {errno.ECONNREFUSED, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, e
 async def connected(visitor: Visitor, pidfd: int, port: int) -> socket.socket:
     """A non-blocking TCP connection. Raises PortClosed, ProcessLookupError, InfraError."""
     for family, address in LOOPBACK:
-        made = await visitor.visit(pidfd, CLONE_NEWNET, partial(_made, family))
+        made = await visitor.visit(pidfd, CLONE_NEWNET, partial(_made, family), undo=_unmade)
         if made is None:
             continue
         try:
@@ -42,6 +42,11 @@ def _made(family: socket.AddressFamily) -> socket.socket | None:
         if error.errno in _NOBODY:
             return None
         raise
+
+
+def _unmade(made: socket.socket | None) -> None:
+    if made is not None:
+        made.close()
 
 
 async def _reached(made: socket.socket, address: str, port: int) -> bool:

@@ -6,12 +6,14 @@ listens inside, whoever holds it. The process is named by its pidfd: a pid that 
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final, TypeVar
+
+from dsec.bus.threads import finish
 
 CLONE_FS, CLONE_NEWNS, CLONE_NEWNET = 0x200, 0x20000, 0x4000_0000
 _NAMES: Final = {CLONE_NEWNS: "mnt", CLONE_NEWNET: "net"}
@@ -26,19 +28,26 @@ class Visitor:
         self._thread: ThreadPoolExecutor | None = None
         self._home: dict[int, int] = {}
 
-    async def visit(self, pidfd: int, namespace: int, work: Callable[[], T]) -> T:
+    async def visit(
+        self,
+        pidfd: int,
+        namespace: int,
+        work: Callable[[], T],
+        *,
+        undo: Callable[[T], object] = lambda _: None,
+    ) -> T:
         """What the blocking `work` returns, done in the `namespace` (CLONE_NEW…) of the process `pidfd`.
 
+        A cancelled caller goes on only when the visit is over, and what it made went to `undo`.
         Raises ProcessLookupError when it has ended, OSError.
         """
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "visits", initializer=self._settle)
         held = os.dup(pidfd)
-        visiting = asyncio.get_running_loop().run_in_executor(
-            self._thread, self._visit, held, namespace, work
-        )
-        visiting.add_done_callback(lambda done: _left(done, held))
-        return await asyncio.shield(visiting)
+        try:
+            return await finish(partial(self._visit, held, namespace, work), self._thread, undo=undo)
+        finally:
+            os.close(held)
 
     def _settle(self) -> None:
         """Without a working directory of its own a thread cannot change its mount namespace."""
@@ -60,12 +69,6 @@ class Visitor:
             self._thread = None
         while self._home:
             os.close(self._home.popitem()[1])
-
-
-def _left(visit: asyncio.Future[T], pidfd: int) -> None:
-    os.close(pidfd)
-    if not visit.cancelled():
-        visit.exception()  # seen: whoever asked may have gone
 
 
 def _check(result: int, what: str) -> None:

@@ -10,12 +10,12 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
 from itertools import islice
-from typing import Final, TypeVar
+from typing import Final
 
 from dsec.bus.errors import SpecError
 from dsec.bus.file_events import FileEvent, Watched
+from dsec.bus.threads import finish
 from dsec.plugins.edge.tree import Tree
 
 HELD: Final = 4096
@@ -23,7 +23,6 @@ HELD: Final = 4096
 ANSWER: Final = 1024
 """Events of one answer, at most."""
 ANSWER_CHARACTERS: Final = 64 * 1024
-T = TypeVar("T")
 
 
 class Watch:
@@ -44,7 +43,7 @@ class Watch:
         while not (self._closed or self._tree.over):
             await self._readable()
             async with turn:
-                self._events.extend(await finished(self._tree.step))
+                self._events.extend(await finish(self._tree.step))
             self._news.set()
             await self._spare()
         self._news.set()
@@ -110,20 +109,3 @@ def _fitting(events: deque[FileEvent]) -> list[FileEvent]:
             break
         fitting.append(event)
     return fitting
-
-
-async def finished(work: Callable[[], T]) -> T:
-    """What `work` returns, done in a thread; a cancelled caller goes on only when the thread has ended.
-
-    What was made for nobody is closed, if it can be.
-    """
-    running = asyncio.ensure_future(asyncio.to_thread(work))
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        while not running.done():
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait([running])
-        if running.exception() is None and isinstance(made := running.result(), Tree):
-            made.close()
-        raise

@@ -13,7 +13,8 @@ from typing import Final
 from dsec.bus.errors import LimitError, NoSuchSandbox, SpecError
 from dsec.bus.file_events import Watched, WatchFiles
 from dsec.bus.handlers import Call, Handler, ok, typed
-from dsec.plugins.edge.file_watch import Watch, finished
+from dsec.bus.threads import finish
+from dsec.plugins.edge.file_watch import Watch
 from dsec.plugins.edge.node import Node
 from dsec.plugins.edge.sandboxes import Sandbox
 from dsec.plugins.edge.tree import Tree
@@ -85,8 +86,9 @@ class Watches:
             if len(sandbox.watches) >= MOST:
                 raise LimitError(f"the sandbox has its {MOST} watches: end one", field="watches")
             rootfs = await self._node.images.recover(sandbox.id)
-            tree = await finished(
-                lambda: Tree.open(rootfs.path, rootfs.uid_base, request.path, recursive=request.recursive)
+            tree = await finish(
+                lambda: Tree.open(rootfs.path, rootfs.uid_base, request.path, recursive=request.recursive),
+                undo=Tree.close,
             )
         self._hold(sandbox, request.watch, Watch(tree), tree, fresh=sandbox.guest is guest)
 

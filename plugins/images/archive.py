@@ -8,8 +8,9 @@ import tarfile
 import zlib
 from pathlib import Path, PurePosixPath
 
+from dsec.bus import threads
 from dsec.bus.errors import InfraError, SpecError, UnsafeArchive
-from dsec.plugins.images import erofs, threads
+from dsec.plugins.images import erofs
 
 
 async def unpack(archive: Path, directory: Path, *, devices: bool) -> None:

@@ -20,9 +20,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from dsec.bus import threads
 from dsec.bus.errors import MissingTool
 from dsec.bus.files import sync
-from dsec.plugins.images import erofs, threads, tree
+from dsec.plugins.images import erofs, tree
 
 NAME: Final = "debian-12-python"
 FUNCTIONS: Final = "debian-12-functions"

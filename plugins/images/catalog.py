@@ -14,10 +14,11 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+from dsec.bus import threads
 from dsec.bus.errors import Conflict, NoSuchImage
 from dsec.bus.files import file_work, sync
 from dsec.bus.messages import Layer
-from dsec.plugins.images import erofs, threads, tree
+from dsec.plugins.images import erofs, tree
 
 _WORKSHOP = ".import-"
 

@@ -16,13 +16,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, Literal, Self
 
-from dsec.bus import ids
+from dsec.bus import ids, threads
 from dsec.bus.driver import Rootfs
 from dsec.bus.errors import Conflict, NoSuchSandbox, SpecError
 from dsec.bus.files import file_work
 from dsec.bus.messages import Layer
 from dsec.bus.spec import Image
-from dsec.plugins.images import archive, copies, doctor, erofs, pack, threads
+from dsec.plugins.images import archive, copies, doctor, erofs, pack
 from dsec.plugins.images.base import base_image, functions_image
 from dsec.plugins.images.catalog import Catalog
 from dsec.plugins.images.layers import LayerMounts

@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from dsec.bus import threads
 from dsec.bus.errors import InfraError
-from dsec.plugins.images import erofs, threads, tree
+from dsec.plugins.images import erofs, tree
 from dsec.plugins.images.base import alone, cache, debootstrap
 from tests.vm import cpio
 
