@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from signal import Signals
 
 import pytest
@@ -12,7 +11,7 @@ from dsec.bus.errors import DsecError, LimitError, NoSuchExec, NoSuchSandbox, Sp
 from dsec.bus.messages import Ended
 from dsec.sdk import Client, Sandbox
 from dsec.sdk.spec_args import LimitArgs
-from dsec.sdk.testing import pace
+from dsec.sdk.testing import pace, traces
 
 COUNT = "i=0; while [ $i -lt 50 ]; do echo line $i; i=$((i+1)); sleep 0.01; done"
 LINES = "".join(f"line {i}\n" for i in range(50))
@@ -149,7 +148,7 @@ class ExecLimitSuite:
         await left.kill()
         assert (await left.wait()).signal == Signals.SIGKILL
         for _ in range(round(pace.within(100))):
-            if not (found := list(Path("/sys/fs/cgroup").glob(f"**/{sandbox.id}/e-*"))):
+            if not (found := [path for path in traces.cgroups(sandbox.id) if "/e-" in path]):
                 break
             await asyncio.sleep(0.05)
         assert found == []

@@ -19,7 +19,8 @@ def of(home: Path, *sandboxes: str) -> list[str]:
     if not sandboxes:
         return []
     names = re.compile("|".join(map(re.escape, sandboxes)))
-    return sorted({*_mounts(names), *_cgroups(names), *_processes(names), *_files(names, home)})
+    groups = (f"cgroup {path}" for path in _cgroups(names))
+    return sorted({*_mounts(names), *groups, *_processes(names), *_files(names, home)})
 
 
 def mounts_under(home: Path) -> set[str]:
@@ -62,9 +63,14 @@ def _mounts(names: re.Pattern[str]) -> Iterator[str]:
             yield f"mount {line.split()[4]}"
 
 
+def cgroups(name: str) -> list[str]:
+    """Control groups whose path below the hierarchies' roots has `name`."""
+    return sorted(_cgroups(re.compile(re.escape(name))))
+
+
 def _cgroups(names: re.Pattern[str]) -> Iterator[str]:
     for directory, below, _ in os.walk("/sys/fs/cgroup"):
-        yield from (f"cgroup {directory}/{name}" for name in below if names.search(name))
+        yield from (path for name in below if names.search(path := f"{directory}/{name}"))
 
 
 def _processes(names: re.Pattern[str]) -> Iterator[str]:
@@ -97,3 +103,8 @@ def walk(top: Path) -> Iterator[tuple[str, list[str]]]:
     for directory, below, files in os.walk(top):
         yield directory, [*below, *files]
         below[:] = [name for name in below if f"{directory}/{name}" not in mounted]
+
+
+def paths(top: Path) -> Iterator[str]:
+    """Every path below `top`, whatever is removed meanwhile; not what is mounted there."""
+    return (f"{directory}/{name}" for directory, entries in walk(top) for name in entries)

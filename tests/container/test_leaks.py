@@ -12,7 +12,7 @@ from dsec.bus.driver import Rootfs
 from dsec.bus.errors import DsecError, InfraError, MissingTool
 from dsec.plugins.container import door, driver, engine
 from dsec.plugins.container.cgroups import Group
-from dsec.sdk.testing.traces import network_of
+from dsec.sdk.testing.traces import network_of, paths
 from tests.container.conftest import Bench, order
 
 pytestmark = pytest.mark.node
@@ -43,9 +43,7 @@ class Traces:
         home = self.bench.driver.home
         layout = self.bench.driver._cgroups().layout
         parent = self.bench.driver._cgroups().parent
-        files = [
-            str(path) for path in home.rglob("*") if path.name != ".engine" and ".cache" not in path.parts
-        ]
+        files = [path for path in paths(home) if not path.endswith("/.engine") and "/.cache" not in path]
         cgroups = [str(path) for root in layout.roots for path in (root / parent).iterdir() if path.is_dir()]
         mounts = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(home) in line]
         processes = [str(child) for child in psutil.Process().children() if "crun" in child.name()]

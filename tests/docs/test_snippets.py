@@ -84,4 +84,5 @@ async def test_the_tour_of_the_sdk_runs_from_top_to_bottom(client: Client, debia
             code = compile(snippet, "docs/sdk.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
             running = eval(code, names)
             if inspect.isawaitable(running):
-                await running
+                async with asyncio.timeout(WITHIN):  # the traceback tells the snippet and its line
+                    await running

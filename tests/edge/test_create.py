@@ -17,6 +17,7 @@ from dsec.plugins.container import ContainerDriver
 from dsec.plugins.edge import Edge
 from dsec.plugins.images import ErofsImages
 from dsec.plugins.images.base import base_image
+from dsec.sdk.testing.traces import paths
 from tests.edge.support import NODE, Site, traces
 
 pytestmark = pytest.mark.node
@@ -94,5 +95,5 @@ async def test_a_failed_stage_leaves_nothing_and_is_typed(
         assert [record.sandbox async for record in client.list()].count(made.id) == 1
 
 
-def _named(directory: Path, sandbox: str) -> list[Path]:
-    return list(directory.rglob(f"*{sandbox}*"))
+def _named(directory: Path, sandbox: str) -> list[str]:
+    return [path for path in paths(directory) if sandbox in path]

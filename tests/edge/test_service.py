@@ -28,6 +28,7 @@ from dsec.bus.messages import NodeCreate, State
 from dsec.bus.nats.wire import Wire
 from dsec.bus.spec import Spec
 from dsec.sdk import Client, Sandbox
+from dsec.sdk.testing.traces import paths
 from tests.edge.support import NODE, Site, eventually, stored, traces
 
 pytestmark = pytest.mark.node
@@ -134,7 +135,7 @@ def _everything(site: Site) -> set[str]:
     root = site.home.parent
     mounts = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(root) in line]
     kept = {line for line in mounts if "/mnt/" not in line}  # layers stay mounted for a while
-    return kept | {str(path) for path in root.rglob("*") if "/mnt/" not in str(path)}
+    return kept | {path for path in paths(root) if "/mnt/" not in path}
 
 
 async def test_one_order_makes_one_sandbox_however_often_it_comes(site: Site, client: Client) -> None:

@@ -15,6 +15,7 @@ import pytest
 from dsec.bus.nats import broker
 from dsec.bus.nats.credentials import Credentials, Role
 from dsec.sdk.cli import main
+from dsec.sdk.testing.traces import paths
 from tests.cli.conftest import Outcome
 
 ENDS = 2
@@ -152,4 +153,4 @@ def _ls(who: Path) -> Outcome:
 
 
 def _layers(home: Path) -> list[str]:
-    return [path.name for path in (home / "home").rglob("*") if path.is_file()]
+    return [Path(path).name for path in paths(home / "home") if Path(path).is_file()]

@@ -15,7 +15,7 @@ from dsec.plugins.fncall.groups import Groups
 from dsec.plugins.fncall.settings import Settings
 from dsec.plugins.images import ErofsImages
 from dsec.plugins.images.base import NAME
-from dsec.sdk.testing import pace
+from dsec.sdk.testing import pace, traces
 from tests.unified.conftest import UNIFIED
 
 pytestmark = UNIFIED
@@ -25,7 +25,7 @@ pytestmark = UNIFIED
 async def caller(images: ErofsImages, tmp_path: Path) -> AsyncIterator[FnCaller]:
     async with FnCaller.running(tmp_path, images, "n-test", Settings(warm_within=pace.within(60))) as caller:
         yield caller
-    assert not list(Path("/sys/fs/cgroup").glob(f"**/{Groups.here(tmp_path).parent}"))
+    assert not traces.cgroups(str(Groups.here(tmp_path).parent))
 
 
 async def called(caller: FnCaller, source: str, **spec: Any) -> CallResult:
