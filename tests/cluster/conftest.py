@@ -32,6 +32,7 @@ class Site:
     trio: Trio
     prepared: Prepared
     iam: Wire
+    told: cluster.Survey
 
     def wire(self, owner: str, url: str = "") -> AbstractAsyncContextManager[Wire]:
         return Wire.connect(url or self.trio.url, self.prepared.credentials(owner))
@@ -39,7 +40,7 @@ class Site:
 
 @contextlib.asynccontextmanager
 async def site_in(path: Path) -> AsyncIterator[Site]:
-    """No streams are made."""
+    """Three servers and iam, whose bucket has its replicas, as `dsec up` sees to it; no other streams."""
     home = Home(path)
     prepared = Iam.prepare(home, nodes=["n-a"])
     async with (
@@ -47,12 +48,13 @@ async def site_in(path: Path) -> AsyncIterator[Site]:
         Wire.connect(trio.url, prepared.credentials("iam"), "iam", timeout=20) as iam,
         Iam.running(iam, Context(home.part("iam"))),
     ):
-        yield Site(home, trio, prepared, iam)
+        told = await patiently(lambda: cluster.survey(iam, listed=3))
+        await patiently(lambda: registry.ensure_identities(iam.jetstream, replicas=told.replicas))
+        yield Site(home, trio, prepared, iam, told)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
     async with site_in(tmp_path_factory.mktemp("site")) as site, site.wire("core") as core:
-        told = await patiently(lambda: cluster.survey(site.iam, listed=3))
-        await patiently(lambda: registry.ensure(core.jetstream, EXEC_BYTES, replicas=told.replicas))
+        await patiently(lambda: registry.ensure(core.jetstream, EXEC_BYTES, replicas=site.told.replicas))
         yield site

@@ -36,12 +36,11 @@ async def test_every_stream_and_bucket_has_three_replicas(site: Site) -> None:
 
 async def test_streams_of_one_replica_get_three_and_keep_what_they_hold(tmp_path: Path) -> None:
     async with site_in(tmp_path) as site, site.wire("core") as core, DirectGet.running(core) as reader:
-        told = await patiently(lambda: cluster.survey(site.iam, listed=3))
         await patiently(lambda: registry.ensure(core.jetstream, EXEC_BYTES))
         claims = Claims(core, reader)
         made = await claims.claim("p-a", "before", "digest", "s-a-one")
-        assert (told.size, told.replicas) == (3, 3)
-        await registry.ensure(core.jetstream, EXEC_BYTES, replicas=told.replicas)
+        assert (site.told.size, site.told.replicas) == (3, 3)
+        await registry.ensure(core.jetstream, EXEC_BYTES, replicas=site.told.replicas)
         assert set((await replicas(core)).values()) == {3}
         assert await claims.get("p-a", "before") == made
         await registry.ensure(core.jetstream, EXEC_BYTES, replicas=1)

@@ -8,11 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dsec.bus import registry
 from dsec.bus.errors import DsecError, Unauthenticated
-from dsec.bus.nats import cluster
 from dsec.bus.nats.credentials import Credentials, Role
-from dsec.bus.nats.directget import patiently
 from dsec.bus.nats.wire import Wire
 from dsec.plugins.iam.entries import Member
 from dsec.plugins.iam.store import STREAM, Store
@@ -46,8 +43,6 @@ def member(name: str) -> Member:
 async def test_identities_on_three_servers_survive_the_loss_of_their_leader(tmp_path: Path) -> None:
     """What was acknowledged on one server is seen beside each other at once; nothing of it is lost."""
     async with site_in(tmp_path) as site:
-        told = await patiently(lambda: cluster.survey(site.iam, listed=3))  # as `dsec up` does
-        await patiently(lambda: registry.ensure_identities(site.iam.jetstream, replicas=told.replicas))
         lost, replicas = await leader(site)
         assert replicas == 3
         async with stores(site) as three:

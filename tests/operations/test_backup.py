@@ -23,7 +23,6 @@ from dsec.bus.backup.restoring import STAGE, restore
 from dsec.bus.errors import AlreadyRunning, Conflict, DiskFull, InfraError, SpecError
 from dsec.bus.home import Home
 from dsec.bus.messages import Audit
-from dsec.bus.nats import cluster
 from dsec.bus.nats.directget import DirectGet, Stored, patiently
 from dsec.bus.nats.wire import Wire
 from dsec.plugins.images.store import ErofsImages
@@ -170,8 +169,7 @@ async def test_a_restore_into_what_is_in_use_or_has_streams_is_refused(
 async def test_a_cluster_is_backed_up_and_restored_onto_one_server(tmp_path: Path) -> None:
     """Streams of three replicas, read through any server, become streams of one."""
     async with site_in(tmp_path / "site") as site, site.wire("core") as core:
-        told = await patiently(lambda: cluster.survey(site.iam, listed=3))
-        await patiently(lambda: registry.ensure(core.jetstream, 64 << 20, replicas=told.replicas))
+        await patiently(lambda: registry.ensure(core.jetstream, 64 << 20, replicas=site.told.replicas))
         for number in range(20):
             await note(core, number)
         async with site.wire("operator") as operator:
