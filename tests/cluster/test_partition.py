@@ -1,7 +1,7 @@
 """One of three machines, with a node and a broker on each, is really cut off: fenced, and no work runs twice.
 
 The server beside the node leads the table of nodes as it is cut off, so the node has an answer of "the
-leader" for as long as that one takes to find that it has lost the others: some ten seconds
+leader" for as long as that one takes to find that it has lost the others: 10 to 20 s
 (docs/adr/0015-clusters.md).
 """
 
@@ -37,7 +37,7 @@ pytestmark = [
     pytest.mark.alone,
 ]
 
-FREEZE, FAIL, SUSPECT = 3.0, 18.0, 1.5
+FREEZE, FAIL, SUSPECT = 3.0, 26.0, 1.5
 """Seconds; as with the real 45 and 75 the watcher waits for longer than a node and a lost leader together."""
 
 
@@ -117,7 +117,7 @@ async def test_a_machine_that_is_cut_off_with_the_leader_is_fenced_and_its_work_
         async with beating(site, first, *others) as (beats, *rest):
             began = time.time()
             await site.net.cut(node)
-            await eventually(lambda: standing(site, Standing.FAILED, node), within=75)
+            await eventually(lambda: standing(site, Standing.FAILED, node), within=90)
             assert beats.times[-1] - began < FAIL
             assert beats.silent > 1
             record = await first.stat()
