@@ -13,7 +13,8 @@ Kept: protocol parsing, authentication, reconnecting, JetStream. What differs fr
   and its cancellation is not lost when the PONG comes with it (as by `wait_for` before Python 3.12).
 - A write to a socket that is closed already is a broken connection; uvloop's RuntimeError would end nats-py's
   reconnecting for good.
-- Sockets of failed attempts and all tasks have ended when `close` returns.
+- Sockets of failed attempts and all tasks have ended when `close` returns; an attempt to reconnect whose
+  cancellation nats-py has lost comes to nothing.
 - A server that does not speak TLS is refused where the URL says `tls`, and one that does where it does not:
   nats-py would go on in the clear, or with the system's trust anchors.
 """
@@ -104,6 +105,7 @@ class Connection(Client):
         self._write_scheduled = False
         self._unsent = 0
         self._due = 0.0
+        self._ended = False
         self.linger = 0.0
         """Seconds a write, on average: busy services write less, idle ones at once (GCRA, ITU-T I.371)."""
 
@@ -287,9 +289,12 @@ class Connection(Client):
             raise
         if stream := self._stream():
             stream.transport.set_write_buffer_limits(high=PENDING)
-        if not self.is_connected:
+        if self._ended or not self.is_connected:
             for task in self._tasks():
                 task.cancel()
+            if self._ended:
+                self._status = Client.CLOSED
+                raise asyncio.CancelledError
             raise Error("nats: authorization violation: the broker has not decided yet")
 
     def _tasks(self) -> list[asyncio.Task[Any]]:
@@ -297,6 +302,7 @@ class Connection(Client):
         return [task for task in tasks if task is not None]
 
     async def close(self) -> None:
+        self._ended = True
         tasks = self._tasks() + ([self._reconnection_task] if self._reconnection_task is not None else [])
         with contextlib.suppress(TimeoutError, OSError):
             async with asyncio.timeout(CLOSE_TIMEOUT):

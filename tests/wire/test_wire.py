@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from nats.aio.client import Srv
 
 from dsec.bus.errors import BrokerDown, DsecError, TooLarge
 from dsec.bus.nats.broker import Broker
@@ -216,6 +217,29 @@ async def test_closing_leaves_no_task_and_fails_what_waits(broker: Broker) -> No
     assert asyncio.all_tasks() <= before
     with pytest.raises(BrokerDown):
         await wire.publish("x.y", b"")
+
+
+async def test_a_closed_client_does_not_reconnect_though_its_cancellation_is_lost(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, reached = asyncio.all_tasks(), asyncio.Event()
+    async with Wire.connect(broker.url, CORE) as wire:
+        connection = wire._connection
+        connect = connection._connect_to_server
+
+        async def connected(server: Srv) -> None:
+            await connect(server)
+            reached.set()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+
+        monkeypatch.setattr(connection, "_connect_to_server", connected)
+        stream = connection._stream()
+        assert stream is not None
+        stream.transport.abort()
+        await asyncio.wait_for(reached.wait(), 10)
+    assert not wire.connected
+    assert asyncio.all_tasks() <= before
 
 
 def test_a_status_line_and_fields_are_read_from_a_header_block() -> None:
