@@ -148,6 +148,10 @@ class LocalBus:
         self._hub.subscriptions.append(subscription)
         return subscription
 
+    async def round_trip(self) -> None:
+        if not self._connected:
+            raise BrokerDown("not connected to the broker")
+
     def _check(self, subject: str, data: bytes) -> None:
         if not self._connected:
             raise BrokerDown(f"not connected to the broker; {subject} was not sent")

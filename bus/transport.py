@@ -69,3 +69,10 @@ class Bus(Protocol):
         On return the bus has taken it. Raises BrokerDown, PolicyError (not allowed to listen there).
         """
         ...
+
+    async def round_trip(self) -> None:
+        """What was published before is ahead, on return, of what anybody publishes afterwards.
+
+        Raises BrokerDown.
+        """
+        ...

@@ -207,8 +207,8 @@ class Connection(Client):
         if self.is_closed:
             raise ConnectionClosedError
         pong: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._write_out()  # a PING is written at once, ahead of what is collected
         await self._send_ping(pong)
-        self._write_out()
         try:
             async with asyncio.timeout(PONG):
                 await pong

@@ -216,7 +216,7 @@ class Wire:
         return subscription
 
     async def round_trip(self) -> None:
-        """A PING, which the broker has answered on return. Raises BrokerDown."""
+        """As transport.Bus: a PING, which the broker has answered on return. Raises BrokerDown."""
         try:
             await self._connection.roundtrip()
         except (Error, OSError) as error:

@@ -26,7 +26,7 @@ from dsec.plugins.edge.descriptors import raise_limit
 from dsec.plugins.edge.ending import Ending
 from dsec.plugins.edge.fencing import DEFAULT, Fencing, Patience
 from dsec.plugins.edge.figures import figures_of, frozen, samples
-from dsec.plugins.edge.heartbeat import beat
+from dsec.plugins.edge.heartbeat import appear, beat
 from dsec.plugins.edge.jobs import EdgeJobs
 from dsec.plugins.edge.journal import Journal
 from dsec.plugins.edge.node import Node, spools_for
@@ -77,6 +77,7 @@ class Edge:
                 Service(node, creator, Stopping(node, channels), ending).serving()
             )
             await stack.enter_async_context(EdgeJobs(node, creator, ending).serving(bus))
+            await appear(node)
             node.tasks.spawn(beat(node), "heartbeat")
             node.tasks.spawn(fencing.keep(), "fencing")
             node.tasks.spawn(watch_clock(node), "clock")

@@ -52,15 +52,26 @@ def heartbeat(node: Node) -> Heartbeat:
     )
 
 
+async def appear(node: Node) -> None:
+    """The first one: who is asked to place after this has heard of the node, if a broker is there."""
+    with contextlib.suppress(InfraError):
+        await _tell(node)
+        await node.bus.round_trip()
+
+
 async def beat(node: Node) -> None:
     """Tell it for as long as the node runs."""
-    subject, changed = subjects.node_heartbeat(node.name), node.sandboxes.changed
+    changed = node.sandboxes.changed
     while True:
         changed.clear()
         await node.open.wait()
         with contextlib.suppress(InfraError):  # not connected: silence is what the watcher needs to hear
-            await node.bus.publish(subject, heartbeat(node).model_dump_json().encode())
+            await _tell(node)
         await asyncio.sleep(SOONEST)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(EVERY - SOONEST):
                 await changed.wait()
+
+
+async def _tell(node: Node) -> None:
+    await node.bus.publish(subjects.node_heartbeat(node.name), heartbeat(node).model_dump_json().encode())

@@ -135,6 +135,7 @@ class SimNode:
             )
             await stack.enter_async_context(self._jobs.serving(bus))
             stack.enter_context(self.figures.telling(self.pulse.samples))
+            await self.pulse.appear()
             tasks = [asyncio.create_task(work) for work in (self.pulse.beat(), self._reap(), fencing.keep())]
             try:
                 yield self

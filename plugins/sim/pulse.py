@@ -47,14 +47,23 @@ class Pulse:
         yield names.OPEN, (), int(self._node.lives.open.is_set())
         yield names.LIFE, (), self._node.lives.epoch
 
+    async def appear(self) -> None:
+        """The first heartbeat: who is asked to place after this has heard of the node."""
+        with contextlib.suppress(InfraError):
+            await self._tell()
+            await self._node.bus.round_trip()
+
     async def beat(self) -> None:
-        await asyncio.sleep(random.uniform(0, 0.1))  # noqa: S311 - many nodes start together
-        subject = subjects.node_heartbeat(self._node.node)
+        await asyncio.sleep(random.uniform(0, EVERY))  # noqa: S311 - many nodes start together
         while True:
             await self._node.lives.open.wait()
             with contextlib.suppress(InfraError):  # not connected: silence is what the watcher needs to hear
-                await self._node.bus.publish(subject, self._heartbeat().model_dump_json().encode())
+                await self._tell()
             await asyncio.sleep(EVERY)
+
+    async def _tell(self) -> None:
+        subject = subjects.node_heartbeat(self._node.node)
+        await self._node.bus.publish(subject, self._heartbeat().model_dump_json().encode())
 
     def _heartbeat(self) -> Heartbeat:
         books, config = self._node.books, self._node.config

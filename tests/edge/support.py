@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsec.bus import subjects
 from dsec.bus.core.service import Core
 from dsec.bus.errors import DsecError
 from dsec.bus.frames import Fold, Kind, unpack
@@ -62,14 +61,9 @@ class Site:
 
     @contextlib.asynccontextmanager
     async def edge(self, *, drain: bool = False) -> AsyncIterator[Wire]:
-        """On entering, the scheduler has heard of it."""
         context = Context(self.home, NODE, {"container": self.driver}, self.images, drain=drain)
-        heard = asyncio.Event()
-        async with self.stack.wire("scheduler") as scheduler, self.stack.wire(NODE) as wire:
-            await scheduler.subscribe(subjects.node_heartbeat(NODE), lambda _: heard.set())
-            async with Edge.running(wire, context):
-                await asyncio.wait_for(heard.wait(), 30)
-                yield wire
+        async with self.stack.wire(NODE) as wire, Edge.running(wire, context):
+            yield wire
 
     def client(self, credentials: Credentials | None = None) -> Client:
         """Of `u-admin`, or of somebody else whose credentials are saved."""

@@ -44,6 +44,16 @@ class BusContract:
             await client.publish(f"order.{number % 7}", str(number).encode())
         assert [int((await asyncio.wait_for(got.get(), 10)).data) for _ in range(500)] == list(range(500))
 
+    async def test_what_follows_a_round_trip_comes_after_what_went_before_it(self, pair: Pair) -> None:
+        one, other = pair
+        got = await _collect(other, "trip.>")
+        for number in range(50):
+            await one.publish("trip.before", b"x" * 1000)
+            await one.round_trip()
+            await other.publish("trip.after", b"")
+            before, after = [await asyncio.wait_for(got.get(), 10) for _ in range(2)]
+            assert (before.subject, after.subject) == ("trip.before", "trip.after"), number
+
     async def test_of_a_queue_group_one_member_gets_each_message(self, pair: Pair) -> None:
         server, client = pair
         got: asyncio.Queue[Received] = asyncio.Queue()
