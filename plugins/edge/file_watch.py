@@ -34,16 +34,17 @@ class Watch:
         self._first = 0
         self._news, self._room = asyncio.Event(), asyncio.Event()
         self._running: asyncio.Task[None] | None = None
-        self._closed = False
+        self._over = self._closed = False
         self.used = time.monotonic()
 
     async def run(self, turn: asyncio.Semaphore) -> None:
         """Collect events; `turn` bounds how many watches of a node do at once."""
         self._running = asyncio.current_task()
-        while not (self._closed or self._tree.over):
+        while not (self._closed or self._over):
             await self._readable()
             async with turn:
                 self._events.extend(await finish(self._tree.step))
+            self._over = self._tree.over  # only now: the step that ends the tree has events of its own
             self._news.set()
             await self._spare()
         self._news.set()
@@ -74,13 +75,14 @@ class Watch:
         self._forget(cursor)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, until - time.monotonic())):
-                while not (self._events or self._closed or self._tree.over):
+                while not (self._events or self._closed or self._over):
                     self._news.clear()
                     await self._news.wait()
         self.used = time.monotonic()
-        if not self._events and not self._closed and self._tree.failed:
+        last = self._over and not self._events
+        if last and not self._closed and self._tree.failed:
             raise self._tree.failed
-        ended = self._tree.ended and not self._events
+        ended = last and self._tree.ended
         return Watched(events=_fitting(self._events), ended=ended, gone=self._closed)
 
     def _forget(self, cursor: int) -> None:

@@ -30,6 +30,7 @@ pytest.register_assert_rewrite(
             "sessions",
             "stopping",
             "terminals",
+            "watching",
             "detached",
             "calls",
             "probes",

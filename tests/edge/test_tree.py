@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import tempfile
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from dsec.bus.errors import LimitError, NoSuchFile, TooLarge, Unsupported
 from dsec.bus.file_events import FileEvent
 from dsec.plugins.edge import inotify, tree
+from dsec.plugins.edge.file_watch import Watch
 from dsec.plugins.edge.tree import Tree
 
 pytestmark = pytest.mark.node
@@ -210,3 +212,27 @@ def test_the_budget_is_that_of_the_sandbox_alone_and_no_descriptor_is_left(tmp_p
             os.close(one)
     assert descriptors() == before
     assert os.geteuid() == 0
+
+
+async def test_the_step_that_ends_a_tree_is_told_before_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "w").mkdir()
+    with opened(tmp_path, "/w") as watched:
+        step = watched.step
+
+        def lingering() -> list[FileEvent]:
+            told = step()
+            time.sleep(0.2 if watched.over else 0)
+            return told
+
+        monkeypatch.setattr(watched, "step", lingering)
+        watch = Watch(watched)
+        running = asyncio.create_task(watch.run(asyncio.Semaphore(1)))
+        (tmp_path / "w").rmdir()
+        while not watched.over:
+            await asyncio.sleep(0.005)
+        told = await watch.poll(0, time.monotonic() + 5)
+        assert [(event.kind, event.path) for event in told.events] == [("deleted", "/w")]
+        assert (await watch.poll(1, time.monotonic() + 5)).ended
+        await running

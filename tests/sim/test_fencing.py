@@ -28,7 +28,7 @@ from tests.sim.relay import Relay
 
 WELL, CUT = "n-sim-000", "n-sim-001"
 NODE = Patience(probe=0.1, freeze=0.5)
-WATCHER = silence.Patience(suspect=0.5, fail=1.5, grace=0.2, tick=0.05, window=30.0)
+WATCHER = silence.Patience(suspect=0.5, fail=3.0, grace=0.2, tick=0.05, window=30.0)
 SLOW = SimConfig(delays={"exec": Delay(least=800, most=800)})
 
 
