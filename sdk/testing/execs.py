@@ -63,7 +63,7 @@ class ExecSuite:
         assert (result.ended, result.stdout) == (Ended.TIMEOUT, "")
 
     async def test_output_before_a_timeout_is_kept(self, sandbox: Sandbox) -> None:
-        result = await sandbox.run("echo early; sleep 9", timeout=pace.within(0.5))
+        result = await sandbox.run("echo early; sleep 9", timeout=pace.within(1.5))
         assert (result.ended, result.stdout) == (Ended.TIMEOUT, "early\n")
 
     async def test_case_3_a_loop_stops_using_cpu(self, sandbox: Sandbox) -> None:
@@ -81,7 +81,7 @@ class ExecSuite:
     async def test_case_30_nothing_writes_once_the_deadline_has_passed(
         self, sandbox: Sandbox, command: str
     ) -> None:
-        assert (await sandbox.run(command, timeout=pace.within(0.5))).ended is Ended.TIMEOUT
+        assert (await sandbox.run(command, timeout=pace.within(1.5))).ended is Ended.TIMEOUT
         written = await sandbox.files.read("/written")
         assert written
         await asyncio.sleep(pace.within(0.3))

@@ -73,7 +73,7 @@ async def test_a_client_of_a_dead_broker_is_told_in_time(halves: Halves) -> None
     with pytest.raises(BrokerDown, match="no broker at nats:"):
         async with Wire.connect("nats://127.0.0.1:1", who, timeout=1.0):
             pass
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 10
 
 
 async def test_a_subscription_caught_in_the_brokers_death_fails_at_once_and_does_not_come_back(
@@ -90,7 +90,7 @@ async def test_a_subscription_caught_in_the_brokers_death_fails_at_once_and_does
         began = time.monotonic()
         with pytest.raises(BrokerDown):
             await subscribing
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 8
         async with asyncio.timeout(20):
             while not wire.connected:  # noqa: ASYNC110 - a bus tells its state, not its changes
                 await asyncio.sleep(0.05)

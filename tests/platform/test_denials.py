@@ -94,8 +94,8 @@ async def test_a_forged_reply_subject_gets_no_answer_and_is_audited(
 async def test_a_publish_outside_the_rights_is_refused(mallory: Wire, subject: str) -> None:
     started = time.monotonic()
     with pytest.raises(PolicyError):
-        await mallory.request(subject, b"{}", timeout=5)
-    assert time.monotonic() - started < 4
+        await mallory.request(subject, b"{}", timeout=30)
+    assert time.monotonic() - started < 15
 
 
 async def test_an_expired_deadline_is_refused_and_nothing_is_done(mallory: Wire) -> None:

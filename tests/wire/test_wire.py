@@ -52,7 +52,7 @@ async def test_a_request_under_way_fails_when_the_broker_dies_instead_of_waiting
         request = asyncio.create_task(wire.request("silent.x", b"", timeout=60))
         await asyncio.sleep(0.05)
         os.kill(broker.pid, signal.SIGKILL)
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(20):
             with pytest.raises(BrokerDown, match="may be lost"):
                 await request
 
@@ -136,7 +136,7 @@ async def test_an_absent_broker_is_named_within_the_timeout() -> None:
         with pytest.raises(BrokerDown, match=url):
             async with Wire.connect(url, CORE, timeout=0.5):
                 pass
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 8
 
 
 async def test_something_else_on_the_port_is_not_a_broker() -> None:
