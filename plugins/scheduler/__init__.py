@@ -37,6 +37,11 @@ log = logging.getLogger(__name__)
 QUEUE: Final = "scheduler"
 LISTEN: Final = 1.2
 """Seconds in which every living node has been heard (heartbeats come at 1 Hz)."""
+TICK: Final = 0.25
+"""Seconds between looks at whether we hear anybody at all."""
+HUNG: Final = 30.0
+"""Seconds after which a connection whose broker hangs is known to be broken: whoever is silent on a good one
+for longer is silent."""
 
 
 class Scheduler:
@@ -47,6 +52,7 @@ class Scheduler:
         self._suspect = patience.suspect
         self._view = View(patience.suspect)
         self._began = time.monotonic()
+        self._heard = self._looked = self._began
         self._news = asyncio.Event()
         self._rng = random.Random()  # noqa: S311 - dice, not secrets
         self._listened = asyncio.Event()
@@ -59,6 +65,7 @@ class Scheduler:
         """Place, and watch the nodes, while the block runs."""
         scheduler = cls(patience, workload_of(bus).figures)
         heartbeats = await bus.subscribe(subjects.ALL_HEARTBEATS, scheduler.heard)
+        listening = asyncio.create_task(scheduler._listen(bus))
         timer = asyncio.get_running_loop().call_later(listen, scheduler._listened.set)
         try:
             await scheduler._listened.wait()  # until then others of the group are better to ask
@@ -71,6 +78,8 @@ class Scheduler:
                 yield
         finally:
             timer.cancel()
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
             await heartbeats.unsubscribe()
 
     def heard(self, message: Received) -> None:
@@ -81,8 +90,22 @@ class Scheduler:
             log.warning("heartbeat on %s: %s", message.subject, error)
             return
         if subjects.node_heartbeat(heartbeat.node) == message.subject:
-            self._view.heard(heartbeat, time.monotonic(), int(time.time() * 1000))
+            self._heard = time.monotonic()
+            self._view.heard(heartbeat, self._heard, int(time.time() * 1000))
             self._news.set()
+
+    async def _listen(self, bus: Bus) -> None:
+        while True:
+            await asyncio.sleep(TICK)
+            self.look(time.monotonic(), connected=bus.connected)
+
+    def look(self, now: float, *, connected: bool) -> None:
+        """Silence counts while we run, are connected, and hear one of several nodes at least; to be told
+        every `TICK` seconds. `now` is monotonic."""
+        since, self._looked = self._looked, now
+        nobody = len(self._view) > 1 and LISTEN < now - self._heard < HUNG
+        if not connected or nobody or now - since > LISTEN:
+            self._view.deaf(now - since)
 
     async def place(self, message: Received) -> bytes:
         """`{"node": …}` for a Place. Raises NoCapacity, or NodeLost when asked `at` a dead node."""

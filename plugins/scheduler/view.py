@@ -114,11 +114,20 @@ class View:
             self._pruned = now
             self._nodes = {name: one for name, one in self._nodes.items() if now - one.seen < FORGET}
 
+    def deaf(self, seconds: float) -> None:
+        """We heard nobody for so long and are to blame: nobody was silent meanwhile."""
+        for node in self._nodes.values():
+            node.seen += seconds
+
     def placed(self, node: str, ask: Ask, now: float, count: int = 1) -> None:
         """Lay `count` placements over the node until a heartbeat shows them."""
         known = self._nodes.get(node)
         if known is not None:
             known.add(_Placement(now, ask.cpu * count, ask.memory * count, count))
+
+    def __len__(self) -> int:
+        """How many nodes it was told of and has not forgotten."""
+        return len(self._nodes)
 
     def knows(self, node: str) -> bool:
         """Whether it was ever heard, and is not forgotten."""

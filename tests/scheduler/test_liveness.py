@@ -12,22 +12,22 @@ from dsec.bus.errors import NodeLost
 from dsec.bus.handlers import result
 from dsec.bus.messages import Place
 from dsec.bus.transport import Received
-from dsec.plugins.scheduler import Scheduler
+from dsec.plugins.scheduler import HUNG, LISTEN, TICK, Scheduler
 from dsec.plugins.scheduler.silence import Patience
 from tests.scheduler.test_view import beat
 
 SUSPECT = 1.0
 
 
-async def fresh() -> Scheduler:
-    scheduler = Scheduler(Patience(suspect=SUSPECT))
+async def fresh(suspect: float = SUSPECT) -> Scheduler:
+    scheduler = Scheduler(Patience(suspect=suspect))
     scheduler._listened.set()
     return scheduler
 
 
-def hear(scheduler: Scheduler) -> None:
-    data = beat(time=round(time.time() * 1000)).model_dump_json().encode()
-    scheduler.heard(Received(subjects.node_heartbeat("n-one"), "", data))
+def hear(scheduler: Scheduler, node: str = "n-one") -> None:
+    told = beat(time=round(time.time() * 1000)).model_copy(update={"node": node})
+    scheduler.heard(Received(subjects.node_heartbeat(node), "", told.model_dump_json().encode()))
 
 
 async def asked(scheduler: Scheduler, node: str) -> str:
@@ -62,3 +62,38 @@ async def test_a_node_that_fell_silent_is_dead_at_once() -> None:
     await asyncio.sleep(SUSPECT)
     with pytest.raises(NodeLost):
         await asyncio.wait_for(asked(scheduler, "n-one"), 1.0)
+
+
+async def test_nobody_is_dead_because_we_were_cut_off_or_stood_still() -> None:
+    for connected, steps in ((False, 200), (True, 1)):
+        scheduler = await fresh()
+        hear(scheduler)
+        now = scheduler._looked
+        for step in range(steps):
+            scheduler.look(now + 50 * (step + 1) / steps, connected=connected)
+        assert scheduler._view.alive("n-one", now + 50 + SUSPECT / 2)
+        assert not scheduler._view.alive("n-one", now + 50 + 2 * SUSPECT)
+
+
+async def test_of_several_nodes_all_that_are_silent_at_once_are_given_time() -> None:
+    scheduler = await fresh(suspect=5.0)
+    hear(scheduler)
+    hear(scheduler, "n-two")
+    now = scheduler._heard
+    ticks = [now + TICK * step for step in range(1, 400)]
+    for tick in ticks:
+        scheduler.look(tick, connected=True)
+        wanted = tick - now < HUNG
+        assert not wanted or scheduler._view.alive("n-one", tick)
+    assert not scheduler._view.alive("n-one", ticks[-1])
+
+
+async def test_of_several_nodes_one_that_is_silent_is_dead() -> None:
+    scheduler = await fresh()
+    hear(scheduler)
+    now = scheduler._heard
+    for step in range(1, 40):
+        hear(scheduler, "n-two")
+        scheduler._heard = now + TICK * step
+        scheduler.look(now + TICK * step, connected=True)
+    assert not scheduler._view.alive("n-one", now + TICK * 40)
