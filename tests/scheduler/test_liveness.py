@@ -12,7 +12,7 @@ from dsec.bus.errors import NodeLost
 from dsec.bus.handlers import result
 from dsec.bus.messages import Place
 from dsec.bus.transport import Received
-from dsec.plugins.scheduler import HUNG, LISTEN, TICK, Scheduler
+from dsec.plugins.scheduler import HUNG, TICK, Scheduler
 from dsec.plugins.scheduler.silence import Patience
 from tests.scheduler.test_view import beat
 
