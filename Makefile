@@ -7,7 +7,7 @@ PACKAGES := python3-venv gcc musl-tools crun runc bubblewrap lxcfs erofs-utils m
 PROGRAMS := gcc musl-gcc crun runc bwrap lxcfs mkfs.erofs mmdebstrap openssl ps setpriv unshare
 VM_PACKAGES := qemu-system-x86 e2fsprogs
 VM_PROGRAMS := qemu-system-x86_64 mkfs.ext4
-WORKERS ?= 3
+WORKERS ?= 2
 export DSEC_CACHE ?= $(HOME)/.cache/opendsec
 
 .DEFAULT_GOAL := help

@@ -143,7 +143,7 @@ async def test_what_no_node_has_room_for_fails_and_vetoes_go_elsewhere(
 async def test_a_cancelled_batch_begins_nothing_more_and_what_runs_runs_on(
     cluster: Cluster, client: Client
 ) -> None:
-    slow = SimConfig(delays={"create": Delay(least=500, most=4000)})
+    slow = SimConfig(delays={"create": Delay(least=500, most=8000)})
     async with nodes(cluster, slow, prefix="slow") as running:
         batch = await client.create_many(80, **SIM)
         async with asyncio.timeout(20):
@@ -161,7 +161,7 @@ async def test_a_cancelled_batch_begins_nothing_more_and_what_runs_runs_on(
 
 
 async def test_accepted_sandboxes_can_be_read_before_they_run(cluster: Cluster, client: Client) -> None:
-    slow = SimConfig(delays={"create": Delay(least=1800, most=2000)})
+    slow = SimConfig(delays={"create": Delay(least=6000, most=6500)})
     async with nodes(cluster, slow, prefix="pending"):
         batch = await client.create_many(8, **SIM)
         read = await asyncio.gather(*(client.attach(one) for one in batch.ids.values()))

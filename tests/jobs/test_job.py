@@ -43,7 +43,7 @@ async def cluster_messages(cluster: Cluster) -> int:
 
 
 async def test_a_killed_job_creates_nothing_more(cluster: Cluster, client: Client) -> None:
-    slow = SimConfig(delays={"create": Delay(least=500, most=4000)})
+    slow = SimConfig(delays={"create": Delay(least=500, most=8000)})
     async with nodes(cluster, slow, prefix="stop") as running:
         batch = await client.create_many(60, **SIM)
         await client.job(batch.job).kill()
@@ -83,7 +83,7 @@ async def test_a_node_that_is_away_is_told_only_when_it_holds_something_of_the_j
 
 
 async def test_one_batch_of_a_job_is_cancelled_without_the_others(cluster: Cluster, client: Client) -> None:
-    slow = SimConfig(delays={"create": Delay(least=1500, most=2500)})
+    slow = SimConfig(delays={"create": Delay(least=5000, most=6000)})
     async with nodes(cluster, slow, prefix="one"):
         first = await client.create_many(8, backend="sim", image="any", job="j-two")
         second = await client.create_many(8, backend="sim", image="any", job="j-two")
