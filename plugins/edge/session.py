@@ -34,8 +34,10 @@ from dsec.plugins.edge.trajectory import Entry
 
 RELENT: Final = 1.0
 """Seconds that a shell has to tell the status of a command whose processes were killed."""
+STARTS: Final = 3.0
+"""Seconds that a signal waits for the first process of a command that the shell has not begun yet."""
 AGAIN: Final = 0.02
-"""Seconds until what a killed command's shell started meanwhile is killed, too."""
+"""Seconds until what a signalled command's shell started meanwhile is looked for."""
 CROWD: Final = 256
 """Processes of a session that are looked at one by one."""
 WATCH: Final = 1.0
@@ -58,8 +60,8 @@ class Turn:
         self._shell = shell
 
     async def signal(self, signum: int) -> None:
-        """To its processes, not to the shell."""
-        self._shell.signal(self, signum)
+        """To its processes, not to the shell; one that the shell is about to begin is waited for."""
+        await self._shell.signal(self, signum)
 
     async def close_stdin(self) -> None:
         """Its input was given whole."""
@@ -204,15 +206,27 @@ class Shell:
 
     # --- what is asked of its present command
 
-    def signal(self, turn: Turn, signum: int) -> None:
-        """To the processes of `turn`, if it is the present one. Raises LimitError for a crowd."""
+    async def signal(self, turn: Turn, signum: int) -> None:
+        """To the processes of `turn`, if it is the present one and has some within `STARTS` seconds.
+
+        Raises LimitError for a crowd.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + STARTS
+        while not self._signalled(turn, signum) and loop.time() < until:
+            await asyncio.wait((turn.exited,), timeout=AGAIN)
+
+    def _signalled(self, turn: Turn, signum: int) -> bool:
+        """Whether there was somebody to signal, or nobody will come. Raises LimitError for a crowd."""
         if self.turn is not turn or turn.exited.done():
-            return
+            return True
         cgroup = self._command.cgroup.path
         present = members(cgroup)
         if len(present) > CROWD:
             raise LimitError(f"the session has more than {CROWD} processes: kill the command", field="signum")
-        send(signum, foreground(table(present), turn.old), cgroup)
+        chosen = foreground(table(present), turn.old)
+        send(signum, chosen, cgroup)
+        return bool(chosen)
 
     async def interrupt(self, turn: Turn) -> None:
         """Its processes are killed until the shell tells its status; one that does not is killed, too, and so
@@ -222,7 +236,7 @@ class Shell:
         for _ in range(round(RELENT / AGAIN)):
             if len(members(self._command.cgroup.path)) > CROWD:
                 break
-            self.signal(turn, SIGKILL)
+            self._signalled(turn, SIGKILL)
             await asyncio.wait((turn.exited,), timeout=AGAIN)
             if turn.exited.done():
                 return

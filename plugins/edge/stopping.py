@@ -19,6 +19,7 @@ from dsec.bus.errors import DsecError, NoSuchSandbox
 from dsec.bus.messages import State
 from dsec.plugins.edge.admission import admit, load
 from dsec.plugins.edge.channels import Channels
+from dsec.plugins.edge.leader import Leader
 from dsec.plugins.edge.node import Node
 from dsec.plugins.edge.remote import refuse_away
 from dsec.plugins.edge.sandboxes import Sandbox
@@ -128,10 +129,19 @@ class Stopping:
 async def _ask_to_end(sandbox: Sandbox, grace: float) -> None:
     """SIGTERM to each command's leader."""
     leaders = [running.leader for running in sandbox.running.values()]
-    for leader in leaders:
+    if not leaders:
+        return
+
+    async def ask(leader: Leader) -> None:
         try:
             await leader.command.signal(SIGTERM)
         except DsecError as error:
             log.debug("%s: %s", sandbox.id, error)
-    if leaders:
+
+    asking = [asyncio.create_task(ask(leader)) for leader in leaders]
+    try:
         await asyncio.wait([leader.exited for leader in leaders], timeout=grace)
+    finally:
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)

@@ -182,6 +182,18 @@ class SessionSuite:
         assert (await running.wait()).code == 128 + Signals.SIGTERM
         assert await said(sh, "echo on") == "on\n"
 
+    async def test_a_signal_waits_for_a_process_that_the_shell_has_not_begun(
+        self, sandbox: Sandbox, sh: Session
+    ) -> None:
+        await sh.run("mkfifo /tmp/go")
+        running = await sh.start("read line </tmp/go; sleep 100")
+        signalling = asyncio.create_task(running.signal(Signals.SIGTERM))
+        await asyncio.sleep(0.3)
+        assert not signalling.done()
+        await sandbox.run("echo go >/tmp/go")
+        await signalling
+        assert (await running.wait()).code == 128 + Signals.SIGTERM
+
     async def test_output_is_streamed_while_the_command_runs(self, sandbox: Sandbox, sh: Session) -> None:
         await sh.run("mkfifo /tmp/go")
         running = await sh.start("echo first; cat /tmp/go; echo last")
