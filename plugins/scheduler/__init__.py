@@ -106,6 +106,7 @@ class Scheduler:
         nobody = len(self._view) > 1 and LISTEN < now - self._heard < HUNG
         if not connected or nobody or now - since > LISTEN:
             self._view.deaf(now - since)
+            self._began += now - since
 
     async def place(self, message: Received) -> bytes:
         """`{"node": …}` for a Place. Raises NoCapacity, or NodeLost when asked `at` a dead node."""

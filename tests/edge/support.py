@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from dsec.plugins.images import ErofsImages
 from dsec.plugins.journal import Journal
 from dsec.plugins.scheduler import Scheduler
 from dsec.sdk import Client
-from dsec.sdk.testing.traces import walk
+from dsec.sdk.testing import traces as leftovers
 from tests.wire.support import Stack, running_broker_with_iam
 
 NODE = "n-edge"
@@ -90,14 +89,7 @@ def folded(records: list[Stored]) -> tuple[bytes, bytes, Fold]:
 
 def traces(site: Site, sandbox: str) -> list[str]:
     """What this machine still has of a sandbox: mounts, processes, cgroups, directories, spools."""
-    with Path("/proc/self/mountinfo").open() as mounts:
-        found = [line.split()[4] for line in mounts if sandbox in line]
-    for directory, names, files in os.walk("/sys/fs/cgroup"):
-        found += [f"{directory}/{name}" for name in (*names, *files) if sandbox in name]
-    for root in (site.home.parent, Path("/dev/shm")):
-        for directory, entries in walk(root):
-            found += [f"{directory}/{name}" for name in entries if sandbox in name]
-    return found
+    return leftovers.of(site.home.parent, sandbox)
 
 
 async def eventually(condition: Callable[[], Awaitable[bool]], *, within: float = 10.0) -> None:

@@ -21,6 +21,7 @@ from dsec.plugins.images.base import base_image
 from dsec.sdk import Client, Sandbox
 from dsec.sdk.testing import platform
 from dsec.sdk.testing.platform import Part
+from dsec.sdk.testing.traces import cgroups
 from tests.edge.support import Site, eventually, traces
 
 pytestmark = [pytest.mark.node, pytest.mark.kill]
@@ -64,12 +65,10 @@ async def test_a_sandbox_that_died_meanwhile_is_failed(site: Site) -> None:
     async with site.client() as client:
         async with site.edge():
             sandbox = await client.create(backend="container", image="base")
-        for path in traces(site, sandbox.id):
-            procs = Path(path) / "cgroup.procs"
-            if path.startswith("/sys/fs/cgroup") and procs.exists():
-                for pid in procs.read_text().split():
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(int(pid), signal.SIGKILL)
+        for path in cgroups(sandbox.id):
+            for pid in (Path(path) / "cgroup.procs").read_text().split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
         async with site.edge(drain=True):
             record = await sandbox.stat()
             assert record.state is State.FAILED

@@ -28,7 +28,7 @@ from dsec.bus.messages import NodeCreate, State
 from dsec.bus.nats.wire import Wire
 from dsec.bus.spec import Spec
 from dsec.sdk import Client, Sandbox
-from dsec.sdk.testing.traces import paths
+from dsec.sdk.testing.traces import cgroups, paths
 from tests.edge.support import NODE, Site, eventually, stored, traces
 
 pytestmark = pytest.mark.node
@@ -199,9 +199,9 @@ async def test_a_dead_inside_is_a_failed_sandbox_that_keeps_its_record(
     site: Site, client: Client, sandbox: Sandbox
 ) -> None:
     running = await sandbox.start("sleep 99")
-    cgroups = [path for path in traces(site, sandbox.id) if path.startswith("/sys/fs/cgroup")]
-    assert cgroups
-    await _kill_inside(cgroups)
+    found = cgroups(sandbox.id)
+    assert found
+    await _kill_inside(found)
 
     async def failed() -> bool:
         return (await sandbox.stat()).state is State.FAILED

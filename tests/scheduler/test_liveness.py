@@ -75,6 +75,15 @@ async def test_nobody_is_dead_because_we_were_cut_off_or_stood_still() -> None:
         assert not scheduler._view.alive("n-one", now + 50 + 2 * SUSPECT)
 
 
+async def test_a_node_that_was_never_heard_is_waited_for_longer_when_we_were_cut_off() -> None:
+    scheduler = await fresh()
+    waited = scheduler._looked + SUSPECT
+    scheduler.look(scheduler._looked + 0.5, connected=False)
+    with pytest.raises(NodeLost):
+        await asked(scheduler, "n-one")
+    assert time.monotonic() >= waited + 0.5
+
+
 async def test_of_several_nodes_all_that_are_silent_at_once_are_given_time() -> None:
     scheduler = await fresh(suspect=5.0)
     hear(scheduler)
